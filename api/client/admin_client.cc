@@ -8,13 +8,13 @@ namespace {
 
 using local::Type;
 
-// Above it a deadline could overflow; a command that waits for a day waits for ever.
+// A longer deadline could overflow. Nobody needs a command that waits for more than a day.
 constexpr uint64_t kAdminTimeoutMaxMs = 86400000;
 
 Deadline Bounded(int64_t timeout_ms) {
   return Deadline::In(std::clamp<int64_t>(timeout_ms, 0, kAdminTimeoutMaxMs));
 }
-// Of the answer to a request that tells the daemon how long it may take.
+// The deadline for the answer to a request that has its own timeout.
 Deadline AnswerDeadline(uint64_t timeout_ms) {
   return Deadline::In(static_cast<int64_t>(std::min(timeout_ms, kAdminTimeoutMaxMs))).Plus(kAnswerGraceMs);
 }

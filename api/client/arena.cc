@@ -19,14 +19,16 @@ namespace ropeteam::client {
 namespace {
 
 #ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23  // Linux 5.14; glibc names it since 2.35
+#define MADV_POPULATE_WRITE 23  // Linux 5.14; glibc defines it since 2.35
 #endif
 
-// One entry of 8 bytes for each page: what a rank may spend on entries of chunks that it was not granted yet.
-// Above it (32 GiB of arena in 4 KiB pages) entries are made for granted chunks only, when they are granted.
+// A page table entry takes 8 bytes. A rank may spend this much on entries of chunks that it was not granted
+// yet. For larger arenas (over 32 GiB in 4 KiB pages), entries are made only for granted chunks, at the
+// grant.
 constexpr uint64_t kPageTableBytesMax = 64ull << 20;
 constexpr uint64_t kPageTableEntryBytes = 8;
-// One call of the background's: some milliseconds, the longest that closing a handle waits for it.
+// What the background thread populates in one call. It takes some milliseconds, and closing a handle waits
+// for it.
 constexpr uint64_t kPopulateRunBytes = 16ull << 20;
 
 uint64_t PageBytes() {
@@ -48,12 +50,12 @@ Status PopulateMemory(std::byte* begin, uint64_t bytes) {
     break;
   }
   if (errno != EINVAL) {
-    // A plain store would have ended the process with SIGBUS here.
+    // A plain store would have raised SIGBUS here.
     const Status status =
         ErrnoError(errno, "fault in %llu bytes of the arena", static_cast<unsigned long long>(bytes));
     return {Code::kNoSpace, status.message()};
   }
-  // Before Linux 5.14. Adding nothing, atomically: others may be writing to these chunks.
+  // Before Linux 5.14. An atomic OR with 0, because others may be writing to these chunks.
   for (uint64_t at = 0; at < bytes; at += PageBytes()) {
     reinterpret_cast<std::atomic<uint8_t>*>(begin + at)->fetch_or(0, std::memory_order_relaxed);
   }
@@ -104,7 +106,7 @@ Window::~Window() {
 Result<std::shared_ptr<Arena>> Arena::Map(UniqueFd fd, const local::HelloReply& hello) {
   ROPETEAM_RETURN_IF_ERROR(CheckGeometry(fd, hello));
   std::shared_ptr<Arena> arena(new Arena);
-  // From chunk 0 on. Its offset is page-aligned, except when chunks are smaller than the file's huge pages.
+  // Maps from chunk 0 on. Its offset is page-aligned, unless chunks are smaller than the file's huge pages.
   const uint64_t begin = hello.chunks_begin / FilePageBytes(fd) * FilePageBytes(fd);
   const uint64_t bytes = hello.arena_bytes - begin;
   void* mapped =
@@ -121,14 +123,14 @@ Result<std::shared_ptr<Arena>> Arena::Map(UniqueFd fd, const local::HelloReply& 
   arena->chunk_bytes_ = hello.chunk_bytes;
   arena->chunks_total_ = hello.chunks_total;
   arena->populated_ = std::vector<std::atomic<uint8_t>>(hello.chunks_total);
-  // Ignore errors: where the system has no huge pages for shared memory, ordinary ones do.
+  // Ignore errors: without huge pages for shared memory, ordinary pages are used.
   (void)::madvise(mapped, bytes, MADV_HUGEPAGE);
   if (hello.arena_bytes / PageBytes() * kPageTableEntryBytes <= kPageTableBytesMax) {
     const SignalsBlocked blocked;
     try {
       arena->background_ = std::thread(&Arena::PopulateAll, arena.get());
     } catch (const std::system_error& error) {
-      // Grants are populated when they come, then.
+      // Then granted chunks are populated at the grant.
       LOG_DEBUG("no thread to populate the arena %s", error.what());
     }
   }
@@ -166,7 +168,7 @@ Status Arena::Populate(const std::vector<Extent>& extents) {
   return OkStatus();
 }
 
-// Two threads may populate the same chunk at once: harmless, and rarer than a lock would cost.
+// Two threads may populate the same chunk at once. This is harmless and rare, so there is no lock.
 Status Arena::PopulateRun(uint64_t first, uint64_t count) {
   const uint64_t end = first + count;
   while (first < end) {
@@ -188,7 +190,7 @@ void Arena::PopulateAll() {
   for (uint64_t first = 0; first < chunks_total_ && !stop_; first += step) {
     const Status status = PopulateRun(first, std::min(step, chunks_total_ - first));
     if (!status.ok()) {
-      // A grant of these chunks meets the same and says so to its caller.
+      // A grant of these chunks gets the same error and returns it to its caller.
       LOG_DEBUG("populate the arena %s", status.ToString().c_str());
       return;
     }
@@ -213,8 +215,8 @@ void Arena::PreferPinned(uint32_t chunk) {
 }
 
 Result<Window> Arena::MapWindow(std::span<const uint32_t> chunks, bool writable) const {
-  // Address space first, so that the pieces have a place that nobody takes meanwhile. It begins at a multiple
-  // of the chunk size, as chunks do in the file: pieces of huge pages can be mapped nowhere else.
+  // Address space is reserved first, so that nothing else is mapped there meanwhile. The window begins at a
+  // multiple of the chunk size, as chunks do in the file: pieces of huge pages can be mapped only there.
   const uint64_t bytes = chunks.size() * chunk_bytes_;
   const uint64_t reserved_bytes = bytes + chunk_bytes_;
   void* reserved =

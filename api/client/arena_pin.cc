@@ -31,7 +31,7 @@ ArenaPin::~ArenaPin() {
   if (thread_.joinable()) thread_.join();
   const CudaScope scope(driver_, context_);
   for (uint64_t slab = 0; slab < pinned_.size(); ++slab) {
-    // Ignore errors: with its context the registration has gone too.
+    // Ignore errors: the registration ends with its context.
     if (pinned_[slab] != 0) (void)driver_.mem_host_unregister(SlabBegin(slab));
   }
 }
@@ -63,7 +63,7 @@ bool ArenaPin::PinSlab(uint64_t slab) {
     result = driver_.mem_host_register(SlabBegin(slab), SlabBytes(slab), kCuMemHostRegisterPortable);
   }
   if (result != kCuSuccess) {
-    // The next slab would meet the same: a limit on locked memory, or a context that is gone.
+    // The next slab would fail too: there is a limit on locked memory, or the context is gone.
     LOG_WARNING("arena page-locked only in part, slabs %llu of %zu: %s; copies go on, slower",
                 static_cast<unsigned long long>(slabs_pinned_), pinned_.size(),
                 driver_.ErrorOf(result, "cuMemHostRegister").message().c_str());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The C API over the classes of this folder: checks what callers in C can get wrong, turns a Status into a
-// code and this thread's sentence, and lets no exception out.
+// The C API of the classes in this folder. It checks what callers in C can get wrong, turns a Status into a
+// code and this thread's error message, and lets no exception out.
 
 #include <pthread.h>
 
@@ -34,7 +34,7 @@ struct ropeteam_storage_list {
 namespace ropeteam::client {
 namespace {
 
-// The header cannot include ours; the numbers are one vocabulary all the same.
+// The C header cannot include ours, so these checks keep the numbers equal.
 static_assert(static_cast<int>(Code::kOk) == ROPETEAM_OK);
 static_assert(static_cast<int>(Code::kInvalidArgument) == ROPETEAM_INVALID_ARGUMENT);
 static_assert(static_cast<int>(Code::kNotFound) == ROPETEAM_NOT_FOUND);
@@ -56,10 +56,10 @@ static_assert(kSavesOpenMax == ROPETEAM_SAVES_OPEN_MAX && kViewsOpenMax == ROPET
 
 static_assert(local::kListedStepsMax == ROPETEAM_STORAGE_STEPS_MAX);
 
-constexpr int64_t kOpenTimeoutDefaultMs = 30000;  // the header's
-constexpr uint32_t kListedStepsDefault = 100;     // the header's
+constexpr int64_t kOpenTimeoutDefaultMs = 30000;  // as in the header
+constexpr uint32_t kListedStepsDefault = 100;     // as in the header
 
-// The structs' sizes in version 0.1, the first: what a caller has to bring at least.
+// The structs' sizes in version 0.1, the first. A caller's struct has at least this size.
 constexpr size_t kOpenOptionsBytes = sizeof(ropeteam_open_options_t);
 constexpr size_t kInfoBytes = sizeof(ropeteam_info_t);
 constexpr size_t kSaveOptionsBytes = offsetof(ropeteam_save_options_t, agreement);
@@ -68,13 +68,13 @@ constexpr size_t kStepBytes = sizeof(ropeteam_step_t);
 constexpr size_t kPolicyBytes = sizeof(ropeteam_policy_t);
 constexpr size_t kObjectBytes = sizeof(ropeteam_object_t);
 constexpr size_t kStorageStepBytes = sizeof(ropeteam_storage_step_t);
-// More than any struct of ours will grow to: a `size` above it is a value that was never set.
+// No struct of ours will grow beyond this. A larger `size` was never set.
 constexpr size_t kStructBytesMax = 4096;
 
-// This thread's sentence; null when there is no memory or no place to keep one. By a pthread key and not
-// thread_local: that would link the library to the dynamic loader (__tls_get_addr) and needs room in a table
-// that large processes are known to fill. The library is never unloaded (nodelete), so neither is the key's
-// destructor.
+// This thread's error message; null if there is no memory or no key for it. It uses a pthread key:
+// thread_local would link the library to the dynamic loader (__tls_get_addr), and needs room in a table that
+// large processes are known to fill. The library is never unloaded (nodelete), so the key's destructor stays
+// valid.
 std::string* LastError() {
   static pthread_key_t key;
   static const bool has_key =
@@ -105,7 +105,7 @@ ropeteam_status_t Guard(Body&& body) {
   try {
     return Report(body());
   } catch (const std::bad_alloc&) {
-    return Report(Status(Code::kInternal, "no memory"));  // short: it needs none
+    return Report(Status(Code::kInternal, "no memory"));  // short: needs no allocation
   } catch (const std::exception& error) {
     return Report(Error(Code::kInternal, "unexpected: %s", error.what()));
   }
@@ -121,7 +121,7 @@ Status CheckTimeout(int64_t timeout_ms) {
                static_cast<long long>(timeout_ms), ROPETEAM_TIMEOUT_MAX_MS);
 }
 
-// A C caller may pass any number; as an enum it must not even be loaded.
+// A C caller may pass any number. Loading such a number as an enum would be undefined behaviour.
 Status CheckLevel(const ropeteam_level_t& level, uint8_t* checked) {
   int number = 0;
   static_assert(sizeof number == sizeof level);
@@ -171,8 +171,8 @@ Status CheckSize(size_t size, size_t known, const char* what) {
                known, kStructBytesMax, what);
 }
 
-// A struct that the caller filled. Fields behind those we know of must be zero: they ask for what we cannot
-// do.
+// Copies a struct that the caller filled. Fields that this version does not know must be zero, because it
+// cannot do what they request.
 template <typename T>
 Status TakeInput(const T* input, size_t least, const char* what, T* taken) {
   ROPETEAM_RETURN_IF_ERROR(CheckNotNull(input, what));
@@ -190,7 +190,7 @@ Status TakeInput(const T* input, size_t least, const char* what, T* taken) {
   return OkStatus();
 }
 
-// A struct that we fill: only `size` is read.
+// Checks a struct that we fill. Only `size` is read.
 Status CheckOutput(const void* output, size_t known, const char* what) {
   ROPETEAM_RETURN_IF_ERROR(CheckNotNull(output, what));
   size_t size = 0;
@@ -198,7 +198,7 @@ Status CheckOutput(const void* output, size_t known, const char* what) {
   return CheckSize(size, known, what);
 }
 
-// Keeps the caller's size, and zeroes the fields it has and we do not.
+// Keeps the caller's size, and zeroes the fields that only the caller knows.
 template <typename T>
 void FillOutput(T value, T* output) {
   value.size = output->size;
@@ -210,7 +210,7 @@ Status CheckHandle(const ropeteam_t* handle) {
   ROPETEAM_RETURN_IF_ERROR(CheckNotNull(handle, "the ropeteam handle"));
   return handle->client->CheckProcess();
 }
-// A ropeteam_save_t is a Save under a name that C knows, without a struct around it to allocate.
+// A ropeteam_save_t is a Save under a name for C. No struct around it needs an allocation.
 Save* Of(ropeteam_save_t* save) { return reinterpret_cast<Save*>(save); }
 Status CheckHandle(ropeteam_save_t* save) {
   ROPETEAM_RETURN_IF_ERROR(CheckNotNull(save, "the save handle"));
@@ -221,7 +221,7 @@ Status CheckHandle(const ropeteam_view_t* view) {
   return view->view->client().CheckProcess();
 }
 
-// The object of that name. The view owns it.
+// Returns the object of that name. The view owns it.
 Result<const Object*> FindObject(const ropeteam_view_t* view, const char* name) {
   std::string_view checked;
   ROPETEAM_RETURN_IF_ERROR(CheckHandle(view));
@@ -229,7 +229,7 @@ Result<const Object*> FindObject(const ropeteam_view_t* view, const char* name) 
   return view->view->Find(checked);
 }
 
-// Our log is silent unless ROPETEAM_LOG asks for it: no call of a library prints.
+// Our log is silent unless ROPETEAM_LOG sets a level, because a library should not print.
 void SetUpLogOnce() {
   static const bool done = [] {
     LogLevel level = LogLevel::kOff;
@@ -337,8 +337,8 @@ ropeteam_status_t ropeteam_open(const ropeteam_open_options_t* options, ropeteam
 
 void ropeteam_close(ropeteam_t* handle) {
   if (handle == nullptr) return;
-  // A forked child has neither the connection nor the threads that may have held locks at the fork: it leaves
-  // all as it is.
+  // A forked child has neither the connection nor the threads that may have held locks at the fork. So
+  // nothing is closed or freed in it.
   if (handle->client->InForkedChild()) return;
   handle->client->Close();
   delete handle;

@@ -18,9 +18,9 @@ namespace {
 using local::FrameHeader;
 using local::Type;
 
-// Room for the answers of a busy moment in one read; grows to the largest frame that comes.
+// Room for several answers in one read; grows to the largest frame that arrives.
 constexpr size_t kReadBytesMin = 64 * 1024;
-// A view that is granted after its caller has left is closed by whoever reads; it must not hold that call up.
+// If a view is granted after its caller has left, the reading call closes it. This must not delay that call.
 constexpr int64_t kLateViewCloseMs = 10;
 
 bool IsAnswer(Type type) {
@@ -75,7 +75,7 @@ Status Channel::Check() {
     if (!broken_.ok()) return broken_;
   }
   if (PeerIsThere(fd_.get())) return OkStatus();
-  // Not broken here: answers that came before the end may still be read by the calls that wait for them.
+  // Does not break the channel: calls may still read answers that came before the end.
   return Error(Code::kUnavailable, "the daemon at %s is gone", socket_.c_str());
 }
 
@@ -83,7 +83,7 @@ void Channel::Break(Status reason) {
   const std::lock_guard lock(mutex_);
   if (!broken_.ok()) return;
   broken_ = std::move(reason);
-  // Not close(): another thread may be in a call on this descriptor, whose number could be reused.
+  // Not close(): another thread may be using this descriptor, and its number could be reused.
   ::shutdown(fd_.get(), SHUT_RDWR);
   changed_.notify_all();
 }
@@ -111,13 +111,13 @@ Status Channel::Exchange(Type request_type, Type expected, Deadline deadline, Fr
     pending.id = next_id_++;
     pending_.push_back(&pending);
   }
-  // Unregistered on every way out: an answer that comes later finds nobody, and never a dead stack.
+  // `pending` is unregistered on every path, so that a later answer is never written to a dead stack frame.
   Status status = Send(request_type, pending.id, deadline, &buffers->out, descriptor);
   if (status.ok()) status = WaitFor(&pending, deadline);
   {
     const std::lock_guard lock(mutex_);
     std::erase(pending_, &pending);
-    if (pending.done) status = OkStatus();  // it came while the deadline passed
+    if (pending.done) status = OkStatus();  // it arrived while the deadline passed
   }
   CloseLateViews();
   ROPETEAM_RETURN_IF_ERROR(std::move(status));
@@ -159,7 +159,7 @@ Status Channel::Send(Type type, uint64_t id, Deadline deadline, std::string* fra
     if (!broken_.ok()) return broken_;
   }
   if (partly) {
-    // The rest of the frame can never follow behind another one.
+    // The rest of the frame cannot be sent after another frame.
     Break(Error(Code::kUnavailable, "the daemon at %s stopped reading in the middle of a request",
                 socket_.c_str()));
   }
@@ -200,7 +200,7 @@ Status Channel::WaitFor(Pending* pending, Deadline deadline) {
     Status status = Receive(deadline);
     lock.lock();
     reading_ = false;
-    // Whether this call stays or leaves, another may have its answer now, or must read from here on.
+    // Wakes the other calls: one may have its answer, or must take over reading.
     changed_.notify_all();
     if (pending->done) return OkStatus();
     if (status.code() == Code::kDeadlineExceeded) return status;
@@ -211,7 +211,7 @@ Status Channel::WaitFor(Pending* pending, Deadline deadline) {
   }
 }
 
-// Waits for bytes, takes what is there, and delivers the frames that are whole.
+// Waits for bytes, reads those that have arrived, and delivers the complete frames.
 Status Channel::Receive(Deadline deadline) {
   if (!PollUntil(fd_.get(), POLLIN, deadline)) {
     return Error(Code::kDeadlineExceeded, "no answer from the daemon at %s", socket_.c_str());
@@ -266,7 +266,7 @@ void Channel::Deliver(const FrameHeader& header, std::string_view payload) {
     changed_.notify_all();
     return;
   }
-  // The caller has left. What was given to it has to be given back; everything else is only late.
+  // The caller has left. A view that was granted to it must be closed; other answers are dropped.
   local::ViewGrant grant;
   if (header.type == Type::kViewGrant && Decode(payload, grant)) late_views_.push_back(grant.view);
 }
@@ -280,7 +280,7 @@ void Channel::CloseLateViews() {
   }
   FrameBuffers buffers;
   for (const uint64_t view : views) {
-    // Ignore errors: a view that stays open by this costs memory until the connection ends, nothing else.
+    // Ignore errors: a view that stays open only costs memory until the connection ends.
     (void)Post(Type::kViewClose, local::ViewClose{view}, Deadline::In(kLateViewCloseMs), &buffers);
   }
 }

@@ -13,8 +13,8 @@ namespace {
 
 using local::Type;
 
-// Between attempts to reach a daemon that is being restarted: short against its start, long against a busy
-// loop.
+// Pause between attempts to reach a daemon that restarts. It is short compared with the daemon's start, and
+// long enough not to be a busy loop.
 constexpr int64_t kReconnectPauseMs = 50;
 
 Result<uint64_t> RandomToken() {
@@ -29,7 +29,7 @@ Status Closed() { return Error(Code::kInvalidArgument, "the ropeteam handle has 
 
 Client::Client(OpenOptions options)
     : options_(std::move(options)), pid_(::getpid()), copy_team_(options_.copy_threads) {
-  // Room for all buffers that can ever come back, so that giving them back allocates nothing.
+  // Room for all buffers that can be returned, so that ReturnBuffers() never allocates.
   buffers_.reserve(kSavesOpenMax);
 }
 

@@ -15,11 +15,11 @@
 namespace ropeteam::client {
 namespace {
 
-// How long a thread looks before it sleeps: a helper for the next put, the caller for a helper's last piece.
-// Between two puts of a save a program in Python takes 10 to 20 microseconds, and a helper that sleeps takes
-// about as long again to wake up.
+// How long a thread spins before it sleeps: a helper for the next put, the caller for a helper's last piece.
+// A Python program needs 10 to 20 microseconds between two puts of a save. A sleeping helper needs about as
+// long to wake up.
 constexpr std::chrono::microseconds kLook{60};
-// A piece begins at a page of its target where it can, so that only whole lines go around the cache.
+// If possible, a piece ends at a page boundary of its target, so that only whole lines bypass the cache.
 constexpr uint64_t kPieceAlignment = 4096;
 
 inline void Relax() {
@@ -84,7 +84,7 @@ void CopyTeam::StartHelpers() {
       pthread_setname_np(helpers_.back().native_handle(), "ropeteam-copy");  // for top and the tests
     }
   } catch (const std::exception& error) {
-    // Those that are there do the work, and the caller does it alone if none is.
+    // The helpers that have started do the work, and without any the caller does it alone.
     LOG_WARNING("threads for copies %zu of %u %s", helpers_.size() + 1, threads_, error.what());
   }
 }
@@ -98,7 +98,7 @@ void CopyTeam::Run() {
     if (LookFor([this] { return HasWork(); })) continue;
     std::unique_lock lock(mutex_);
     while (!stop_) {
-      // Before the last look: a piece that is handed out after it finds the mark.
+      // Set before the last check: if a piece is handed out after the check, its caller sees the mark.
       helpers_sleep_ = true;
       if (HasWork()) break;
       wake_.wait(lock);
@@ -129,7 +129,7 @@ void CopyTeam::WakeHelpers() {
   wake_.notify_all();
 }
 
-// Until the piece is done, which a helper has begun.
+// Waits until the piece is done. A helper has begun it.
 void CopyTeam::Await(Slot& slot) {
   if (LookFor([&] { return slot.done.load(); })) return;
   std::unique_lock lock(mutex_);

@@ -13,7 +13,7 @@
 namespace ropeteam::client {
 namespace {
 
-// The name that every driver installs and every CUDA runtime asks for.
+// The name that every driver installs and every CUDA runtime opens.
 constexpr const char* kLibrary = "libcuda.so.1";
 
 #ifdef ROPETEAM_HAVE_CUDA
@@ -25,7 +25,7 @@ constexpr bool kBuilt = false;
 struct Found {
   std::mutex mutex;
   std::atomic<const CudaDriver*> driver = nullptr;
-  std::atomic<unsigned long long> loads_seen = 0;  // of the dynamic loader, when it was last asked in vain
+  std::atomic<unsigned long long> loads_seen = 0;  // LoadsSoFar() at the last search without success
 };
 // Leaked on purpose: a save may run while the process exits.
 Found& TheFound() {
@@ -41,7 +41,7 @@ const std::string& LibraryName() {
   return *name;
 }
 
-// How often the dynamic loader has loaded something. One callback; no file is touched.
+// How often the dynamic loader has loaded something. This costs one callback and touches no file.
 unsigned long long LoadsSoFar() {
   unsigned long long loads = 0;
   ::dl_iterate_phdr(
@@ -106,8 +106,8 @@ const CudaDriver* CudaDriver::IfLoaded() {
   if (found.driver.load(std::memory_order_relaxed) == nullptr) {
     void* library = ::dlopen(LibraryName().c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (library != nullptr) {
-      // Ignore the error: a driver without these entry points has no memory that we could copy; the caller
-      // who claims a pointer is told.
+      // Ignore the error: a driver without these entry points has no memory that we could copy. A caller that
+      // claims a pointer gets the error.
       if (const Result<const CudaDriver*> driver = Bind(library); driver.ok()) {
         found.driver.store(*driver, std::memory_order_release);
       }
@@ -172,7 +172,7 @@ Result<std::optional<DevicePointer>> CudaDriver::Classify(const void* pointer) c
   int attributes[] = {kCuPointerMemoryType, kCuPointerContext, kCuPointerDeviceOrdinal, kCuPointerIsManaged};
   void* values[] = {&type, &found.context, &found.device, &managed};
   const CuResult result = pointer_get_attributes(4, attributes, values, found.address);
-  // A driver that nobody has initialised has handed out no memory; one that is shut down has none any more.
+  // A driver that is not initialised has not allocated any memory, and one that is shut down has none left.
   if (result == kCuNotInitialized || result == kCuDeinitialized || result == kCuInvalidValue) {
     return std::optional<DevicePointer>();
   }
@@ -184,8 +184,8 @@ Result<std::optional<DevicePointer>> CudaDriver::Classify(const void* pointer) c
     return Error(Code::kInvalidArgument, "a pointer that the CUDA driver does not know: %s",
                  ErrorOf(result, "cuPointerGetAttributes").message().c_str());
   }
-  // Managed memory may lie on either side, and a CPU that touches it while kernels run may fault: the driver
-  // copies it.
+  // Managed memory may be on the host or on the device, and a CPU that touches it while kernels run may
+  // fault. So the driver copies it.
   if (type != kCuMemoryTypeDevice && (managed & 0xff) == 0) return std::optional<DevicePointer>();
   return std::optional<DevicePointer>(found);
 }

@@ -13,8 +13,8 @@
 namespace ropeteam::client {
 namespace {
 
-// A card registers 80 GB of a GPU's memory in some hundred milliseconds. A daemon that is silent for longer
-// is not waited for: the save goes through the arena.
+// A network card registers 80 GB of a GPU's memory in some hundred milliseconds. If the daemon does not
+// answer within this time, the save goes through the arena.
 constexpr int64_t kRegisterMs = 2000;
 
 uint64_t PageBytes() {
@@ -31,7 +31,7 @@ bool CudaExports::Describe(const CudaDriver& driver, CuDevicePtr address, Alloca
   void* values[] = {&allocation->id, &begin, &bytes};
   if (driver.pointer_get_attributes(3, attributes, values, address) != kCuSuccess) return false;
   if (begin == 0 || bytes == 0 || begin > address || address - begin >= bytes) return false;
-  // A dmabuf is whole pages; the driver refuses when the rest of one is not the allocation's.
+  // A dmabuf consists of whole pages. The driver refuses if a page belongs only partly to the allocation.
   allocation->begin = begin / PageBytes() * PageBytes();
   allocation->bytes = (begin + bytes - allocation->begin + PageBytes() - 1) / PageBytes() * PageBytes();
   return true;
@@ -86,12 +86,12 @@ Status CudaExports::Export(const CudaDriver& driver, Allocation* allocation, Cha
     const Status status = driver.ErrorOf(result, "cuMemGetHandleForAddressRange");
     return result == kCuNotSupported ? Status(Code::kUnsupported, status.message()) : status;
   }
-  const UniqueFd owned(descriptor);  // the daemon has its own from here on
+  const UniqueFd owned(descriptor);  // the daemon has its own copy after the call
   const uint64_t buffer = next_buffer_++;
   Status status = channel->Call(local::Type::kGpuBuffer, local::GpuBuffer{buffer, allocation->bytes},
                                 Deadline::In(kRegisterMs), &frames_, owned.get());
   if (status.code() == Code::kDeadlineExceeded) {
-    // The daemon may yet come to have it. Ignore errors: with the connection all buffers end.
+    // The daemon may still register it later. Ignore errors: all buffers end with the connection.
     (void)channel->Post(local::Type::kGpuBufferEnd, local::GpuBufferEnd{buffer}, Deadline::In(kRegisterMs),
                         &frames_);
   }
@@ -120,7 +120,7 @@ void CudaExports::Release(const std::vector<uint64_t>& buffers, Channel* channel
   std::erase_if(allocations_, [&](const Allocation& allocation) {
     if (allocation.users != 0 || saves_ended_ - allocation.used_at < kSavesUnusedMax) return false;
     if (allocation.buffer != 0) {
-      // Ignore errors: with the connection all buffers end.
+      // Ignore errors: all buffers end with the connection.
       (void)channel->Post(local::Type::kGpuBufferEnd, local::GpuBufferEnd{allocation.buffer},
                           Deadline::In(kRegisterMs), &frames_);
     }

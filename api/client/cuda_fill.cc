@@ -9,7 +9,7 @@
 namespace ropeteam::client {
 namespace {
 
-// As in save.cc: replication starts a millisecond behind the copies, and the daemon is woken a thousand times
+// As in save.cc: replication starts a millisecond after the copies, and the daemon wakes up a thousand times
 // a second.
 constexpr size_t kChunksPerAnnouncement = 4;
 
@@ -99,7 +99,7 @@ void CudaFill::FinishPiece(const CudaPiece& piece, const Status& status) {
   lock.unlock();
   const uint32_t crc = Crc32c(data, bytes);
   lock.lock();
-  // Not the reference from before: another put may have made the vector grow.
+  // Not the earlier reference: another put may have made the vector grow.
   chunks_[piece.chunk].crc = crc;
   chunks_[piece.chunk].has_crc = true;
   filled_.push_back({piece.chunk, crc});
@@ -127,8 +127,8 @@ void CudaFill::Finished(std::span<const CudaPiece> pieces, const Status& status)
 
 void CudaFill::Dropped(uint64_t pieces) { Settle(pieces); }
 
-// Announces first what is due: once nothing is outstanding the save may commit, and a chunk that is announced
-// after its save was committed is a breach of the protocol.
+// First announces the chunks that are due. Once nothing is outstanding, the save may commit, and announcing a
+// chunk after the commit breaks the protocol.
 void CudaFill::Settle(uint64_t pieces) {
   std::unique_lock lock(mutex_);
   outstanding_ -= pieces;
@@ -149,11 +149,11 @@ void CudaFill::Settle(uint64_t pieces) {
     --announcing_;
     if (!status.ok() && failure_.ok()) failure_ = std::move(status);
   }
-  // Under the lock: who waits may take the fill away as soon as it sees this.
+  // Notifies under the lock: a waiting thread may destroy the fill as soon as it sees this.
   if (outstanding_ == 0 && announcing_ == 0) settled_.notify_all();
 }
 
-// One frame for each run of neighbours: threads finish chunks in any order.
+// Threads finish chunks in any order, so each run of neighbours gets its own frame.
 Status CudaFill::Announce(std::vector<Filled>* filled) {
   std::sort(filled->begin(), filled->end(),
             [](const Filled& a, const Filled& b) { return a.chunk < b.chunk; });

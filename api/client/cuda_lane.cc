@@ -56,7 +56,7 @@ CudaLane::~CudaLane() {
   for (std::thread& thread : threads_) thread.join();
   {
     const CudaScope scope(driver_, context_);
-    // Ignore errors of all of these: what fails to be destroyed went with its context.
+    // Ignore all these errors: an object that cannot be destroyed has ended with its context.
     for (const CuEvent event : events_) (void)driver_.event_destroy(event);
     for (const Batch& batch : batches_) {
       if (batch.done != nullptr) (void)driver_.event_destroy(batch.done);
@@ -69,7 +69,7 @@ CudaLane::~CudaLane() {
 
 Status CudaLane::CheckCall(CuResult result, const char* what) {
   if (result == kCuSuccess) return OkStatus();
-  // Nothing tells which errors a context survives; streams of a new lane cost some microseconds.
+  // It is unknown which errors a context survives. The streams of a new lane cost some microseconds.
   broken_ = true;
   if (result == kCuContextIsDestroyed || result == kCuInvalidContext || result == kCuInvalidHandle)
     lost_ = true;
@@ -103,7 +103,7 @@ Result<CuEvent> CudaLane::Record(CuStream stream) {
   ROPETEAM_RETURN_IF_ERROR(CheckCall(scope.result(), "cuCtxPushCurrent"));
   Result<CuEvent> event = TakeEvent();
   if (!event.ok()) return event;
-  // Not CheckCall(): a stream that is no stream is the caller's mistake and breaks nothing.
+  // Not CheckCall(): an invalid stream is the caller's mistake and does not break the lane.
   if (const CuResult result = driver_.event_record(*event, stream); result != kCuSuccess) {
     ReturnEvent(*event);
     return driver_.ErrorOf(result, "cuEventRecord on the caller's stream");
@@ -157,8 +157,8 @@ void CudaLane::Drop(CudaFill* fill) {
   std::vector<std::pair<CudaLane*, CuEvent>> events;
   {
     const std::lock_guard lock(mutex_);
-    // A thread may be looking at the head just now: it finds the mark and ends it. The others leave the queue
-    // here, so that they do not have to wait until those before them are ready.
+    // A thread may be handling the head now. It sees the mark and ends the job. The other jobs leave the
+    // queue here, so that they do not wait until earlier ones are ready.
     const size_t jobs = jobs_.size();
     for (size_t i = 0; i < jobs; ++i) {
       Job job = jobs_.pop_front();
@@ -212,8 +212,8 @@ void CudaLane::Run() {
   }
 }
 
-// Takes the head off the queue with all it has left; its save hears that they were dropped, or why they
-// failed.
+// Removes the head and its remaining pieces from the queue. Its save is told that they were dropped, or why
+// they failed.
 void CudaLane::EndHead(std::unique_lock<std::mutex>& lock, const Status& status) {
   const Job gone = jobs_.pop_front();
   std::vector<CudaPiece> pieces;
@@ -228,7 +228,7 @@ void CudaLane::EndHead(std::unique_lock<std::mutex>& lock, const Status& status)
   lock.lock();
 }
 
-// Only the thread that issues takes from the front, so the head stays the head while the lock is not held.
+// Only the issuing thread removes from the front, so the head does not change while the lock is released.
 CudaLane::Head CudaLane::LookAtHead(std::unique_lock<std::mutex>& lock) {
   Status status;
   if (!jobs_.front().dropped && !jobs_.front().fired) {
@@ -256,7 +256,7 @@ bool CudaLane::Issue(std::unique_lock<std::mutex>& lock) {
   uint64_t bytes = 0;
   bool taken = false;
   while (!jobs_.empty() && bytes < kBatchBytes && batch->pieces.size() < kBatchPiecesMax) {
-    // One save's alone: a copy that fails is no other's concern.
+    // A batch has pieces of one save only, so that a failed copy affects no other save.
     if (batch->fill != nullptr && jobs_.front().fill != batch->fill) break;
     const Head look = LookAtHead(lock);
     if (look == Head::kNotReady) break;
@@ -289,7 +289,7 @@ bool CudaLane::Issue(std::unique_lock<std::mutex>& lock) {
 void CudaLane::GiveToDevice(Batch* batch) {
   batch->recorded = false;
   batch->status = OkStatus();
-  if (!batch->fill->Wanted()) return;  // it knows why
+  if (!batch->fill->Wanted()) return;  // cancelled or failed
   const CudaScope scope(driver_, context_);
   batch->status = CheckCall(scope.result(), "cuCtxPushCurrent");
   if (batch->status.ok() && batch->done == nullptr) {
@@ -303,7 +303,7 @@ void CudaLane::GiveToDevice(Batch* batch) {
                               "cuMemcpyDtoHAsync");
     if (!batch->status.ok()) break;
   }
-  // Also after a failed copy: those before it in the batch may be under way.
+  // Recorded also after a failed copy: earlier copies of the batch may be running.
   const Status recorded = CheckCall(driver_.event_record(batch->done, out_), "cuEventRecord");
   batch->recorded = recorded.ok();
   if (batch->status.ok()) batch->status = recorded;
@@ -314,7 +314,7 @@ void CudaLane::Finish(Batch* batch) {
     const Status status = CheckCall(driver_.event_synchronize(batch->done), "copy from the device");
     if (batch->status.ok()) batch->status = status;
   } else if (batch->status.ok()) {
-    // Nothing was given to the device: whoever did not want it does not want a checksum either.
+    // Nothing was passed to the device, because the save did not want it. So no checksum is needed.
     batch->fill->Dropped(batch->pieces.size());
     return;
   }

@@ -41,7 +41,8 @@ Result<CudaTicket> CudaLanes::Make(const CudaDriver& driver, const DevicePointer
   ticket.lane = std::move(lane).value();
   ticket.ready_lane = ticket.lane;
   if (reinterpret_cast<uintptr_t>(stream) >= kCuStreamNamesEnd) {
-    // An event can be recorded only in a stream of its own context, which need not be the memory's.
+    // An event can be recorded only in a stream of its own context. That may differ from the memory's
+    // context.
     DevicePointer home = pointer;
     if (const CuResult result = driver.stream_get_ctx(stream, &home.context); result != kCuSuccess) {
       return Error(Code::kInvalidArgument, "the CUDA stream %p: %s", static_cast<void*>(stream),
@@ -67,11 +68,11 @@ Result<std::shared_ptr<CudaLane>> CudaLanes::Get(const CudaDriver& driver, const
   };
   auto entry = std::find_if(lanes_.begin(), lanes_.end(), same);
   if (entry != lanes_.end() && !entry->lane->broken()) {
-    arena->Pin(driver, entry->lane->context());  // another daemon's arena, since
+    arena->Pin(driver, entry->lane->context());  // the arena may be another daemon's by now
     return entry->lane;
   }
-  // Saves that still use a lane keep it. Of a context that is gone neither the lane nor what was page-locked
-  // through it is of use.
+  // Saves that still use a lane keep it alive. If a context is gone, its lane and the memory that was
+  // page-locked through it are useless.
   std::erase_if(lanes_, [&](const Entry& old) {
     const CudaScope scope(driver, old.lane->context());
     const bool lost = scope.result() != kCuSuccess || old.lane->lost();

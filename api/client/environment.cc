@@ -14,13 +14,13 @@
 namespace ropeteam::client {
 namespace {
 
-// Null for a variable that is empty too: `VAR= command` is how a shell user unsets one.
+// Null also for an empty variable: `VAR= command` is how a shell user unsets one.
 const char* Variable(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-// False: not a number below 2^32.
+// False: it is not a number below 2^32.
 bool ParseNumber(const char* value, uint32_t* number) {
   const char* end = value + std::strlen(value);
   const auto [stop, error] = std::from_chars(value, end, *number);
@@ -66,8 +66,7 @@ std::string IncarnationTokenFromEnvironment() {
 }
 
 Result<uint32_t> CopyThreadsFromEnvironment() {
-  // A few cores can take all of a socket's memory bandwidth, and the other ranks of the node copy at the same
-  // time.
+  // A few cores can use all of a socket's memory bandwidth, and the node's other ranks copy at the same time.
   constexpr uint32_t kThreadsDefault = 4;
   const uint32_t processors = AllowedProcessors();
   if (const char* value = Variable("ROPETEAM_COPY_THREADS")) {
@@ -78,7 +77,7 @@ Result<uint32_t> CopyThreadsFromEnvironment() {
     }
     return std::min(threads, processors);
   }
-  // All ranks of a node save at the same time, in a training loop that is in step.
+  // All ranks of a node save at the same time, because their training loops run in lockstep.
   uint32_t ranks = 1;
   const char* local = Variable("LOCAL_WORLD_SIZE");
   if (local != nullptr && !ParseNumber(local, &ranks)) ranks = 1;  // not ours to check

@@ -15,13 +15,13 @@ struct Guarded {
   std::vector<int> fds;
 };
 
-// Leaked on purpose: a fork in another thread may still come while the process exits.
+// Leaked on purpose: another thread may still fork while the process exits.
 Guarded& TheGuarded() {
   static Guarded* guarded = [] {
     auto* made = new Guarded;
-    // The lock is held across the fork, so that the child does not find the vector in the middle of a change.
-    // If the handlers cannot be registered (no memory), children keep the descriptor: the daemon then sees
-    // the end later.
+    // The lock is held across the fork, so that the child does not see a half-changed vector. If the handlers
+    // cannot be registered (no memory), children keep the descriptor. Then the daemon notices the end of the
+    // session later.
     pthread_atfork([] { TheGuarded().mutex.lock(); }, [] { TheGuarded().mutex.unlock(); },
                    [] {
                      for (const int fd : TheGuarded().fds) ::close(fd);

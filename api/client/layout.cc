@@ -8,9 +8,9 @@
 namespace ropeteam::client {
 namespace {
 
-// What may be kept for the next save. A manifest takes a few times its encoding in memory, there are up to
-// four a handle, and a node's whole overhead is bounded; a save of more than some 100,000 objects pays for
-// building its manifest instead.
+// Larger manifests are not kept for the next save, to bound a node's memory. A manifest takes a few times its
+// encoding in memory, and a handle has up to four. A save of more than some 100,000 objects builds its
+// manifest each time.
 constexpr size_t kKeptBytesMax = 4u << 20;
 constexpr uint64_t kManifestCrcBytes = 4;
 
@@ -76,7 +76,7 @@ void Layout::Diverge() {
   const size_t count = object_count();
   for (size_t i = 0; i < count; ++i) {
     const Object& object = manifest_.objects()[i];
-    // What one manifest took in, another takes in too; Extend() has checked the rest.
+    // One manifest has accepted these objects, so another one does too. Extend() has checked the rest.
     ROPETEAM_CHECK(own.Add(object.name, object.length + (i + 1 == count ? grown_ : 0)).ok());
   }
   manifest_ = std::move(own);

@@ -23,7 +23,7 @@ Status SayHello(const local::Hello& hello, Deadline deadline, Link* link) {
     if (link->hello.version == local::kLocalProtocolVersion) return status;
     return OtherVersion(socket, link->hello.version);
   }
-  // The version is the first field of every version's answer: it can be read when nothing else of it can.
+  // The version is the first field of every version's answer, so it can be read even if the rest cannot.
   uint32_t version = local::kLocalProtocolVersion;
   if (buffers.in_type == Type::kHelloReply && buffers.in.size() >= sizeof(version)) {
     std::memcpy(&version, buffers.in.data(), sizeof(version));

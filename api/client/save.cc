@@ -16,20 +16,20 @@ namespace {
 
 using local::Type;
 
-// How long save_begin may look for a daemon that died: a connection to one that is there takes microseconds
-// and the hello one answer of a leader; training must not stand still for one that is not.
+// How long save_begin may try to reach a daemon that died. If a daemon is there, connecting takes
+// microseconds and the hello takes one answer of a leader. If not, training must not wait for it.
 constexpr int64_t kSaveReconnectMs = 1000;
-// Chunks told of in one frame. A frame costs some microseconds here and wakes the daemon; four chunks of 4
-// MiB take about a millisecond to copy, so replication starts a millisecond behind the copy and the wake-ups
-// are a thousand a second.
+// Chunks announced in one frame. A frame costs some microseconds here and wakes the daemon. Copying four
+// chunks of 4 MiB takes about a millisecond. So replication starts a millisecond after the copy, and the
+// daemon wakes up a thousand times a second.
 constexpr size_t kChunksPerAnnouncement = 4;
 
 constexpr std::array<std::byte, kObjectAlignmentBytes> kZeros{};
 
 unsigned long long Ull(uint64_t value) { return value; }
 
-// Blocks of closed saves; as many as one handle can have open. Leaked on purpose: a save may be closed while
-// the process exits.
+// Memory of closed saves, for as many saves as one handle can have open. Leaked on purpose: a save may be
+// closed while the process exits.
 struct Blocks {
   std::mutex mutex;
   size_t count = 0;
@@ -43,7 +43,7 @@ Blocks& TheBlocks() {
 }  // namespace
 
 void* Save::operator new(size_t bytes) {
-  // Nothing derives from Save: all blocks are of one size.
+  // Nothing derives from Save, so all blocks have the same size.
   ROPETEAM_CHECK(bytes == sizeof(Save));
   Blocks& blocks = TheBlocks();
   {
@@ -87,7 +87,7 @@ Result<std::unique_ptr<Save>> Save::Begin(const std::shared_ptr<Client>& client,
   }
   Result<std::shared_ptr<Link>> link = client->GetLink(Deadline::In(kSaveReconnectMs), Client::Retry::kNo);
   if (link.status().code() == Code::kDeadlineExceeded) {
-    // The caller gave no deadline that could have been exceeded.
+    // The caller gave no deadline, so this code would be wrong.
     return Error(Code::kUnavailable, "%s", link.status().message().c_str());
   }
   if (!link.ok()) return link.status();
@@ -118,7 +118,7 @@ Save::~Save() {
   const std::lock_guard lock(mutex_);
   if (state_ == State::kOpen) {
     EndCopies();
-    // Ignore errors: without a connection the daemon has aborted it already.
+    // Ignore errors: without a connection, the daemon has already aborted it.
     (void)PostAbort();
     End(State::kAborted);
   }
@@ -157,14 +157,14 @@ Status Save::PostAbort() {
 
 Status Save::Fail(Status status) {
   EndCopies();
-  // Ignore errors: what kept the abort from being sent is what ends the connection, and that aborts too.
+  // Ignore errors: if the abort cannot be sent, the connection ends, and that aborts the save too.
   (void)PostAbort();
   failure_ = status;
   End(State::kFailed);
   return status;
 }
 
-// Adds what buffers_->grant holds to the end of the stream's chunks.
+// Appends the chunks in buffers_->grant to the stream's chunks.
 Status Save::TakeGrant(uint64_t chunks_before) {
   const std::vector<Extent>& granted = buffers_->grant.extents;
   const uint64_t count = ChunkCount(granted);
@@ -186,7 +186,7 @@ Status Save::TakeGrant(uint64_t chunks_before) {
   return link_->arena->Populate(granted);
 }
 
-// Makes the grant hold `stream_bytes`. On kNoSpace and kInvalidArgument it is as it was.
+// Extends the grant to hold `stream_bytes`. kNoSpace and kInvalidArgument leave it unchanged.
 Status Save::EnsureSpace(uint64_t stream_bytes) {
   const uint64_t have = buffers_->chunks.size();
   const uint64_t need = ChunksFor(stream_bytes, chunk_bytes_);
@@ -206,12 +206,13 @@ Status Save::EnsureSpace(uint64_t stream_bytes) {
                     buffers_->chunks.size(), Ull(need)));
 }
 
-// Whether `length` bytes more may be taken, with `name` in the manifest, and room for both.
+// Checks that `length` more bytes are allowed, and makes room for them and for `name` in the manifest.
 Status Save::CheckEntry(std::string_view name, uint64_t length) {
   ROPETEAM_RETURN_IF_ERROR(CheckOpen());
-  // Before every object, however small: its chunk may be another's since the daemon died (see ChunkFilled()).
+  // Checked before each object, however small: if the daemon has died, others may own the chunk (see
+  // ChunkFilled()).
   if (Status status = link_->channel->Check(); !status.ok()) return Fail(std::move(status));
-  // A copy from a device that failed meanwhile ends the save here.
+  // If a copy from a device has failed meanwhile, the save ends here.
   if (Status status = buffers_->fill.failure(); !status.ok()) return Fail(std::move(status));
   if (name == kMetadataObjectName && length > kStepMetadataBytesMax) {
     return Error(Code::kInvalidArgument, "step %llu: metadata of %llu bytes, limit %zu", Ull(step_),
@@ -222,13 +223,13 @@ Status Save::CheckEntry(std::string_view name, uint64_t length) {
     return Error(Code::kInvalidArgument, "an object of %llu bytes, limit %llu (%llu chunks of %llu)",
                  Ull(length), Ull(limit), Ull(kChunksPerShardMax), Ull(chunk_bytes_));
   }
-  // With the manifest as it would be now: a save that would not have room for it is refused here, where one
-  // object can be left out, and not at the commit.
+  // Includes the manifest as it would be now. If that does not fit, the error comes here, where the caller
+  // can leave out one object, and not at the commit.
   const uint64_t end = AlignObject(buffers_->layout.manifest_offset() + length);
   return EnsureSpace(end + buffers_->layout.encoded_bytes() + kManifestEntryBytes + name.size());
 }
 
-// Checks, makes room, enters the object into the manifest and pads up to it. Returns its offset.
+// Checks the object, makes room, adds it to the manifest, and pads up to it. Returns its offset.
 Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
   ROPETEAM_RETURN_IF_ERROR(CheckEntry(name, length));
   Result<uint64_t> offset = buffers_->layout.Add(name, length);
@@ -237,7 +238,7 @@ Result<uint64_t> Save::AddObject(std::string_view name, uint64_t length) {
   return offset;
 }
 
-// The same for an object that is there and gets longer: the cursor is at its end.
+// Does the same for more bytes of the last object. The cursor is at its end.
 Status Save::ExtendObject(uint64_t length) {
   ROPETEAM_RETURN_IF_ERROR(CheckEntry("", length));
   if (buffers_->layout.last_name() == kMetadataObjectName) {
@@ -252,8 +253,8 @@ Status Save::Put(std::string_view name, std::span<const ropeteam_part_t> parts) 
 
 Status Save::Extend(std::span<const ropeteam_part_t> parts) { return Take(nullptr, parts); }
 
-// All objects are entered first. Then they are one run of parts, in which the gap before each object is a part
-// of zeros. So the threads that copy do not wait for each other at the end of each object.
+// First adds all objects to the manifest. Then copies them as one run of parts, with a part of zeros for the
+// gap before each object. So the copying threads do not wait for each other at the end of each object.
 Status Save::PutMany(std::span<const ropeteam_named_part_t> objects) {
   const std::lock_guard lock(mutex_);
   ROPETEAM_RETURN_IF_ERROR(CheckOpen());
@@ -277,16 +278,16 @@ Status Save::PutMany(std::span<const ropeteam_named_part_t> objects) {
   }
   if (status.ok()) status = CopyParts(parts);
   ReturnTickets();
-  // CheckEntry() may have ended it already.
+  // CheckEntry() may have ended the save already.
   return status.ok() || state_ != State::kOpen ? status : Fail(std::move(status));
 }
 
-// The parts as the object `name`; null: as more of the last object.
+// Saves the parts as the object `name`; null: appends them to the last object.
 Status Save::Take(const std::string_view* name, std::span<const ropeteam_part_t> parts) {
   const std::lock_guard lock(mutex_);
-  uint64_t length = 0;  // stops at its largest value, which is over the limit
+  uint64_t length = 0;  // saturates; the largest value is over the limit
   for (const ropeteam_part_t& part : parts) length += std::min(part.length, UINT64_MAX - length);
-  // Every pointer is looked at before the object is entered: a bad one leaves the save as it was.
+  // Every pointer is checked before the object is added, so a bad one leaves the save unchanged.
   Status status = TakeTickets(parts);
   if (status.ok()) status = name == nullptr ? ExtendObject(length) : AddObject(*name, length).status();
   if (status.ok()) {
@@ -330,13 +331,14 @@ Status Save::CopyParts(std::span<const ropeteam_part_t> parts) {
     ROPETEAM_RETURN_IF_ERROR(AppendParts(parts.subspan(i, end - i)));
     i = end;
     if (i == parts.size()) break;
-    // Memory that is given back at return is not read by the network: the put would have to wait for it.
+    // The network reads only background parts. Other memory is returned to the caller at the end of the put,
+    // which would have to wait for the network.
     const bool background = (parts[i].flags & ROPETEAM_PART_BACKGROUND) != 0;
     wait = wait || !background;
     QueueCopies(&device->ticket, parts[i].length, /*direct=*/background);
     ++device;
   }
-  // What is full is told now: the next call may be long in coming.
+  // Announces the full chunks now, because the next call may come much later.
   ROPETEAM_RETURN_IF_ERROR(Announce());
   return wait ? buffers_->fill.Wait() : OkStatus();
 }
@@ -349,8 +351,7 @@ Result<void*> Save::Reserve(std::string_view name, uint64_t length) {
   }
   const Result<uint64_t> offset = AddObject(name, length);
   if (!offset.ok()) return offset.status();
-  // Chunks that filled before this object are final; the one it begins in no longer gets its checksum on the
-  // way.
+  // Chunks filled before this object are final. The chunk in which it begins gets its checksum at the commit.
   if (Status status = Announce(); !status.ok()) return Fail(std::move(status));
   const uint64_t first = *offset / chunk_bytes_;
   const uint64_t last = (*offset + length - 1) / chunk_bytes_;
@@ -364,8 +365,8 @@ Result<void*> Save::Reserve(std::string_view name, uint64_t length) {
   return static_cast<void*>(windows_.back().data() + *offset % chunk_bytes_);
 }
 
-// The gap is less than an alignment, and written: the chunk may hold an older save's bytes, and the checksum
-// covers it.
+// The gap is shorter than an alignment. It is overwritten, because the chunk may hold an older save's bytes
+// and the checksum covers it.
 Status Save::PadTo(uint64_t offset) { return Append(kZeros.data(), offset - cursor_); }
 
 Status Save::Append(const void* data, uint64_t length) {
@@ -388,7 +389,7 @@ Status Save::Append(const void* data, uint64_t length) {
   return OkStatus();
 }
 
-// Parts of host memory.
+// Copies parts of host memory.
 Status Save::AppendParts(std::span<const ropeteam_part_t> parts) {
   uint64_t length = 0;
   for (const ropeteam_part_t& part : parts) length += part.length;
@@ -400,7 +401,7 @@ Status Save::AppendParts(std::span<const ropeteam_part_t> parts) {
 
 Status Save::AppendByTeam(CopyTeam::Turn* turn, uint64_t length) {
   const uint64_t end = cursor_ + length;
-  uint64_t ahead = cursor_;  // what has been handed out ends here, what has been copied ends at the cursor
+  uint64_t ahead = cursor_;  // the end of what was handed out; the cursor is the end of what was copied
   while (cursor_ < end) {
     while (turn->HasRoom()) {
       const uint64_t within = ahead % chunk_bytes_;
@@ -418,8 +419,8 @@ Status Save::AppendByTeam(CopyTeam::Turn* turn, uint64_t length) {
 }
 
 Status Save::ChunkFilled(uint64_t index) {
-  // A daemon that has died may be followed by another that gives these very chunks to somebody else: stop at
-  // the next chunk, not at the end of a long copy.
+  // If the daemon has died, the next one may grant these chunks to another save. So stop at the next chunk,
+  // not at the end of a long copy.
   ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
   if (buffers_->in_place[index] == kByCommit) return OkStatus();
   if (buffers_->in_place[index] == kByFill) {
@@ -484,7 +485,7 @@ Status Save::Seal() {
   return link_->LocalCall(Type::kSaveCommit, commit, &buffers_->frames);
 }
 
-// The whole chunks of the part that begins at the cursor, if the daemon can read them where they are.
+// The whole chunks of the part that begins at the cursor, if the daemon can read them from device memory.
 CudaDirect Save::FindDirect(const CudaTicket& ticket, uint64_t length) {
   const uint64_t first = ChunksFor(cursor_, chunk_bytes_);
   const uint64_t end = (cursor_ + length) / chunk_bytes_;
@@ -498,7 +499,7 @@ CudaDirect Save::FindDirect(const CudaTicket& ticket, uint64_t length) {
   return {place.buffer, place.offset, static_cast<uint32_t>(first), static_cast<uint32_t>(end - first)};
 }
 
-// Hands [ticket's pointer, + length), and the ticket's event, to the lane, a piece for each chunk.
+// Passes [ticket's pointer, + length) and the ticket's event to the lane, one piece per chunk.
 void Save::QueueCopies(CudaTicket* device, uint64_t length, bool direct) {
   const CudaTicket& ticket = *device;
   const CudaDirect place = direct ? FindDirect(ticket, length) : CudaDirect();
@@ -528,25 +529,25 @@ void Save::QueueCopies(CudaTicket* device, uint64_t length, bool direct) {
                      place);
 }
 
-// Has the daemon read no device memory of this save any more: it is about to be the caller's again. Chunks
-// that it has not put from there by now are put from the arena. A put that a slow peer holds up is not waited
-// for longer than this: should the memory change under it, the replica's check finds that, and the chunk is
-// put again, from the arena.
+// Asks the daemon to stop reading this save's device memory, because the caller is about to reuse it. Chunks
+// that have not been put from there are put from the arena. The wait for a put to a slow peer is limited to
+// kSettleMs. If the memory changes during a put, the replica's check finds that, and the chunk is put again
+// from the arena.
 Status Save::Settle() {
   constexpr int64_t kSettleMs = 1000;
   if (!buffers_->fill.told_direct()) return OkStatus();
   const Status status = link_->channel->Call(Type::kSaveSettle, local::SaveSettle{save_, kSettleMs},
                                              Deadline::In(kSettleMs + kAnswerGraceMs), &buffers_->frames);
-  // Whether the daemon says so or says nothing; the commit will tell the one from the other.
+  // The daemon reports the timeout or does not answer. The commit will distinguish the two.
   return status.code() == Code::kDeadlineExceeded ? OkStatus() : status;
 }
 
-// Waits until no device writes into the save's chunks any more: they are about to be somebody else's.
+// Waits until no device writes into the save's chunks any more, because others may get them next.
 void Save::EndCopies() {
   if (buffers_->lanes.empty()) return;
   buffers_->fill.Cancel();
   for (const std::shared_ptr<CudaLane>& lane : buffers_->lanes) lane->Drop(&buffers_->fill);
-  // Ignore the failure: the save has ended, and whoever ended it knows why.
+  // Ignore the failure: the save has ended, and its end has its own status.
   (void)buffers_->fill.Wait();
   (void)Settle();
 }
@@ -557,7 +558,7 @@ Status Save::Abort() {
   EndCopies();
   const Status status = PostAbort();
   End(State::kAborted);
-  // Without a daemon there is nobody left who holds the save: it is as given up as it can be.
+  // Without a daemon, nobody holds the save any more, so it counts as aborted.
   return status.code() == Code::kUnavailable ? OkStatus() : status;
 }
 

@@ -16,9 +16,9 @@ namespace {
 
 static_assert(kSocketPathBytesMax == sizeof(sockaddr_un::sun_path) - 1);
 
-// A full backlog has no event to wait for: connect() says EAGAIN and has to be asked again.
+// There is no event for a full backlog: connect() fails with EAGAIN and must be tried again.
 constexpr int kBacklogRetryMs = 5;
-// One is expected; a peer that sends more has them closed instead of leaked or truncated.
+// One is expected. If a peer sends more, they are closed instead of leaked or truncated.
 constexpr size_t kDescriptorsPerMessageMax = 4;
 
 Status ConnectError(int error, const std::string& path) {
@@ -126,7 +126,7 @@ bool PollUntil(int fd, short events, Deadline deadline) {
     const int ready = ::poll(&entry, 1, deadline.PollMs());
     if (ready > 0) return true;
     if (ready == 0 && deadline.Passed()) return false;
-    // EINTR, or a wait longer than poll() can express: ask again. Other errors (ENOMEM) are told by the next
+    // EINTR, or a wait longer than poll() can express: poll again. Other errors (ENOMEM) appear at the next
     // call on fd.
     if (ready < 0 && errno != EINTR) return true;
   }

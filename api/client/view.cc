@@ -15,11 +15,11 @@ namespace {
 
 using local::Type;
 
-// Each attempt has the daemon fetch the chunks again and check them. Bytes that it found good and that are bad
-// here again, three times, are not an accident that a fourth would end.
+// In each attempt the daemon fetches the chunks again and checks them. If bytes that it found good are bad
+// here three times, a fourth attempt would not help.
 constexpr int kRepairAttemptsMax = 3;
 
-// What an object of no bytes is mapped to: a pointer that is not null and may not be followed.
+// An empty object is mapped to this. The pointer is not null, but must not be dereferenced.
 alignas(kObjectAlignmentBytes) constexpr std::byte kNoBytes[kObjectAlignmentBytes] = {};
 
 unsigned long long Ull(uint64_t value) { return value; }
@@ -57,7 +57,7 @@ Status View::OpenAll(bool partial, Deadline deadline) {
   return LoadManifest(deadline);
 }
 
-// After an error grant_ is as it was.
+// Does not change grant_ if it fails.
 Status View::OpenGrant(bool partial, Deadline deadline) {
   const local::ViewOpen open{step_, rank_, deadline.RemainingMs(), partial};
   local::ViewGrant grant;
@@ -82,7 +82,7 @@ Status View::OpenGrant(bool partial, Deadline deadline) {
 
 View::~View() {
   if (granted_) {
-    // Ignore errors: without a connection the daemon has closed it already.
+    // Ignore errors: without a connection, the daemon has already closed it.
     (void)link_->channel->Post(Type::kViewClose, local::ViewClose{grant_.view}, Deadline::In(kLocalAnswerMs),
                                &frames_);
   }
@@ -128,7 +128,7 @@ Result<const Object*> View::Find(std::string_view name) const {
                Ull(step_), rank_);
 }
 
-// Whether the chunk matches; remembers that it does, and notes it as bad if it does not.
+// Whether the chunk matches its checksum. Records the result.
 bool View::Verify(uint64_t index) {
   if (checked_[index] != Chunk::kUnknown) return checked_[index] == Chunk::kGood;
   if (Crc32c(ChunkData(index), ChunkSize(index)) != grant_.crcs[index]) {
@@ -152,7 +152,7 @@ bool View::CopyChunkPart(uint64_t index, uint64_t within, std::byte* target, uin
     std::memcpy(target, source, length);
     return true;
   }
-  // Checked in this pass, whatever an earlier one found: the checksum hides in the copy.
+  // Checked in this pass even if an earlier pass found it good: the checksum costs nothing beside the copy.
   const bool good = CopyCrc32c(target, source, length) == grant_.crcs[index];
   if (good) {
     checked_[index] = Chunk::kGood;
@@ -163,7 +163,7 @@ bool View::CopyChunkPart(uint64_t index, uint64_t within, std::byte* target, uin
 }
 
 bool View::CopyToDevice(uint64_t index, uint64_t within, std::byte* target, uint64_t length) {
-  // As in memory: a read of a whole chunk checks it, whatever an earlier read found.
+  // As for host memory: a read of a whole chunk checks it, even if an earlier read found it good.
   if (within == 0 && length == ChunkSize(index) && checked_[index] == Chunk::kGood)
     checked_[index] = Chunk::kUnknown;
   if (!Verify(index)) return false;
@@ -174,8 +174,8 @@ bool View::CopyToDevice(uint64_t index, uint64_t within, std::byte* target, uint
   return true;
 }
 
-// One pass over the range, or over its part in these chunks, which are in order; bad_ then has the chunks that must be
-// repaired and copied again.
+// Copies the range, or its part in the sorted chunks `only`. Then bad_ has the chunks that must be repaired
+// and copied again.
 void View::CopyRange(uint64_t offset, std::byte* target, uint64_t length, const std::vector<uint32_t>* only) {
   while (length > 0) {
     const uint64_t index = offset / chunk_bytes_;
@@ -206,7 +206,7 @@ Status View::ReadRuns(std::span<const Runs> all, Deadline deadline) {
   return link_->channel->Check();
 }
 
-// What the pass found bad, in order, and begins the next one.
+// Returns the sorted chunks that the pass found bad, and prepares the next pass.
 std::vector<uint32_t> View::ForgetBad() {
   std::vector<uint32_t> bad = std::exchange(bad_, {});
   for (const uint32_t index : bad) checked_[index] = Chunk::kUnknown;
@@ -214,7 +214,7 @@ std::vector<uint32_t> View::ForgetBad() {
   return bad;
 }
 
-// The runs cut at the chunks' ends.
+// Cuts the runs at the ends of chunks.
 void View::Want(const Runs& runs, std::vector<Wanted>* wanted) const {
   const auto add = [&](uint64_t offset, uint64_t length, uint64_t count, std::byte* target) {
     const ChunkPiece piece{static_cast<uint32_t>(offset / chunk_bytes_),
@@ -226,7 +226,7 @@ void View::Want(const Runs& runs, std::vector<Wanted>* wanted) const {
     uint64_t offset = runs.offset + i * runs.stride;
     std::byte* target = runs.target + i * runs.target_stride;
     const uint64_t room = chunk_bytes_ - offset % chunk_bytes_;
-    if (runs.length <= room) {  // this one, and those behind it that end in the same chunk
+    if (runs.length <= room) {  // this one, and the next ones that end in the same chunk
       const uint64_t more =
           runs.count == 1 ? 0 : std::min(runs.count - 1 - i, (room - runs.length) / runs.stride);
       add(offset, runs.length, more + 1, target);
@@ -244,7 +244,7 @@ void View::Want(const Runs& runs, std::vector<Wanted>* wanted) const {
   }
 }
 
-// In the order of the chunks, so that a holder checks each of them for one part or, at a part's end, for two.
+// Reads in the order of the chunks. So a holder checks a chunk for one part, or for two at a part's end.
 Status View::ReadByRanges(std::span<const Runs> all, Deadline deadline) {
   std::vector<Wanted> wanted;
   for (const Runs& runs : all) Want(runs, &wanted);
@@ -286,7 +286,7 @@ Status View::ReadParts(std::span<const std::span<const Wanted>> parts, Deadline 
   if (!good) return link_->channel->BreakFor("sent ranges that are not in its arena");
   for (size_t i = 0; i < parts.size(); ++i) good = CopyPart(parts[i], bytes.chunks[i], bytes.crcs[i]) && good;
   if (device_ != nullptr && device_status_.ok()) device_status_ = device_->WaitCopiesIn();
-  // Held while the bytes were copied; now they are the daemon's again.
+  // The view held the bytes while they were copied. The request below returns them to the daemon.
   ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
   (void)link_->channel->Post(Type::kViewRead, local::ViewRead{grant_.view, {}, 0},
                              Deadline::In(kLocalAnswerMs), &frames_);
@@ -295,7 +295,7 @@ Status View::ReadParts(std::span<const std::span<const Wanted>> parts, Deadline 
                Ull(step_), rank_);
 }
 
-// False: the packed bytes do not match, and the targets have them all the same.
+// False: the packed bytes do not match; they were copied to the targets anyway.
 bool View::CopyPart(std::span<const Wanted> part, uint32_t chunk, uint32_t crc) {
   const std::byte* source = link_->arena->chunk(chunk);
   uint32_t found = 0;
@@ -319,7 +319,7 @@ bool View::CopyPart(std::span<const Wanted> part, uint32_t chunk, uint32_t crc) 
   return found == crc;
 }
 
-// After an error the view is as it was.
+// Does not change the view if it fails.
 Status View::BecomeWhole(Deadline deadline) {
   const local::ViewGrant before = grant_;
   ROPETEAM_RETURN_IF_ERROR(OpenGrant(false, deadline));
@@ -334,7 +334,7 @@ Status View::BecomeWhole(Deadline deadline) {
   }
   if (status.ok() && !same)
     status = Error(Code::kUnavailable, "step %llu rank %u is another shard now", Ull(step_), rank_);
-  // Of the two, the one that is of use stays.
+  // Keeps the new view after success, otherwise the old one.
   const local::ViewClose close{status.ok() ? before.view : grant_.view};
   if (!status.ok()) {
     grant_ = before;
@@ -354,9 +354,9 @@ Status View::VerifyRange(uint64_t offset, uint64_t length, Deadline deadline) {
   return link_->channel->Check();
 }
 
-// Has the daemon repair the chunks in bad_. kCorrupt: it could not; the message says what was tried.
+// Asks the daemon to repair the chunks in bad_. kCorrupt: it could not; the message says what was tried.
 Status View::Repair(int attempt, Deadline deadline) {
-  // A dead daemon's successor may have given the chunks to others: that they differ then says nothing of the
+  // If the daemon has died, its successor may have reused the chunks. Then a mismatch says nothing about the
   // shard.
   ROPETEAM_RETURN_IF_ERROR(link_->channel->Check());
   if (attempt > kRepairAttemptsMax) {
@@ -387,7 +387,7 @@ Status View::ReadCuda(const Object& object, uint64_t offset, void* data, uint64_
   return ReadTicket({.offset = object.offset + offset, .length = length}, *ticket, Deadline::In(timeout_ms));
 }
 
-// The runs' target is the ticket's.
+// The ticket has the target of the runs.
 Status View::ReadTicket(const Runs& runs, const CudaTicket& ticket, Deadline deadline) {
   const std::lock_guard lock(mutex_);
   Status status = link_->channel->Check();
@@ -401,8 +401,8 @@ Status View::ReadTicket(const Runs& runs, const CudaTicket& ticket, Deadline dea
   there.target = reinterpret_cast<std::byte*>(uintptr_t{ticket.pointer.address});
   status = ReadRuns({&there, 1}, deadline);
   device_ = nullptr;
-  // Also after a failure: the lease and the target are released when this returns. Then once more whether the
-  // daemon is there, now behind the last copy.
+  // Waits even after a failure: the lease and the target are released when this returns. The last Check()
+  // shows whether the daemon was alive until the last copy ended.
   const Status copied = ticket.lane->WaitCopiesIn();
   ROPETEAM_RETURN_IF_ERROR(status);
   ROPETEAM_RETURN_IF_ERROR(device_status_);
