@@ -56,7 +56,7 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
         return Error(Code::kInvalidArgument, "%s has no value", argument.c_str());
       value = arguments[++i];
     }
-    // A variable that is not set must not choose another daemon than the one that was meant.
+    // An unset shell variable must not select a different daemon than the intended one.
     if (wants_value && value.empty())
       return Error(Code::kInvalidArgument, "%s has no value", argument.c_str());
     if (argument == "--socket") {

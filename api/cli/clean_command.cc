@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `ropeteam clean`: frees the memory of jobs that nobody runs any more.
+// `ropeteam clean`: frees the memory of jobs that have ended.
 
 #include <unistd.h>
 
@@ -74,7 +74,8 @@ Result<CleanOptions> Parse(const std::vector<std::string>& arguments) {
   return options;
 }
 
-// A file without an intact superblock holds no shard: its name, which may fit two jobs, is enough then.
+// A file without an intact superblock holds no shard. Then its name is enough, although it may match two
+// jobs.
 bool IsMeant(const CleanOptions& options, const ArenaListing& arena) {
   if (options.job.empty()) return true;
   if (!arena.job.empty()) return arena.job == options.job;
@@ -114,7 +115,7 @@ int CleanArenas(const CleanOptions& options) {
   return code;
 }
 
-// A dead socket is of no use to any job, so its name is enough to tell the job.
+// No job can use a dead socket, so its name is enough to choose it.
 int CleanSockets(const CleanOptions& options) {
   int code = 0;
   for (const std::string& path : ListSockets()) {
@@ -131,7 +132,7 @@ int CleanSockets(const CleanOptions& options) {
   return code;
 }
 
-// Data of --start-etcd whose `ropeteam run` was killed.
+// Removes data of --start-etcd whose `ropeteam run` was killed.
 int CleanEtcd(const CleanOptions& options) {
   int code = 0;
   for (const std::string& directory : ListEtcdDirectories()) {

@@ -10,7 +10,7 @@ std::string Trimmed(const std::string& text) {
   return text.substr(begin, text.find_last_not_of(" \t\r") + 1 - begin);
 }
 
-// A value up to its closing quote, or up to a comment.
+// Returns the value up to its closing quote, or up to a comment.
 std::string Unquoted(const std::string& text) {
   if (!text.empty() && (text[0] == '"' || text[0] == '\'')) {
     const size_t end = text.find(text[0], 1);

@@ -14,8 +14,8 @@
 namespace ropeteam::cli {
 namespace {
 
-// What `ropeteamd --list-devices` prints; its errors go to ours. Returns its exit code, -1 when it could not
-// be started.
+// Sets `output` to what `ropeteamd --list-devices` prints; its stderr is ours. Returns its exit code; -1: it
+// could not be started.
 int AskDaemonProgram(const std::string& program, bool json, std::string* output) {
   int ends[2];
   if (pipe(ends) != 0) return -1;

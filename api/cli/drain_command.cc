@@ -33,12 +33,12 @@ constexpr char kHelp[] =
     "unknown;\n"
     "1 the daemon could not be asked, or ended before it had left; 2 a wrong option.\n";
 
-// How often the daemon is asked how far it is: a bar that moves, at no cost.
+// Interval of progress requests to the daemon. The bar moves, and the cost is negligible.
 constexpr auto kLookPause = std::chrono::milliseconds(200);
-// The daemon's own time is not known here: it is a day at most.
+// The daemon's own time limit is not known here. It is at most a day.
 constexpr int64_t kDayMs = 86'400'000;
 
-// The bar. A step that is committed meanwhile adds to what is left, and takes nothing back.
+// The progress bar. A step that is committed meanwhile adds to what is left; the bar never moves back.
 class DrainProgress {
  public:
   void Show(const nlohmann::json& drain) {
@@ -50,7 +50,7 @@ class DrainProgress {
     if (done > done_) progress_->Add(done - std::exchange(done_, done));
   }
 
-  // A drain that was over before anybody asked has no bar, for its rate would not be right.
+  // A drain that ended before the first progress request has no bar, because its rate would be wrong.
   void End(const nlohmann::json& drain) {
     if (progress_ != nullptr) Show(drain);
   }
@@ -83,7 +83,7 @@ Result<nlohmann::json> Drain(const AskOptions& options) {
   if (!text.ok()) return text.status();
   const nlohmann::json parsed = nlohmann::json::parse(*text);
   progress.End(parsed);
-  // The connection ends when the daemon has left the job.
+  // Waits until the connection ends: then the daemon has left the job.
   const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   while ((*client)->Request(node).ok() && std::chrono::steady_clock::now() < until) {
   }

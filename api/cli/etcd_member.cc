@@ -31,15 +31,15 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kTickMs = 1000;  // between attempts: etcd refuses changes for some seconds after one
+constexpr int kTickMs = 1000;  // between attempts; etcd refuses changes for some seconds after a change
 constexpr int kWaitStepMs = 50;
 constexpr int kConnectMs = 1000;
-constexpr int kComplainTries = 10;  // etcd refuses changes for 5 s after one: that is not worth a word
-constexpr int kStopMs = 5000;       // etcd ends in milliseconds; then SIGKILL
-constexpr int kRestartsQuick = 3;   // so often at once, then every kRestartSlowMs: it fills no log
+constexpr int kComplainTries = 10;  // no message before: etcd refuses changes for 5 s after a change
+constexpr int kStopMs = 5000;       // then SIGKILL; etcd ends in milliseconds
+constexpr int kRestartsQuick = 3;   // immediate restarts, then one per kRestartSlowMs to keep logs short
 constexpr int kRestartSlowMs = 30'000;
-constexpr time_t kHealthyS = 60;             // one that ran for so long starts over
-constexpr size_t kAnswerBytesMax = 1 << 20;  // of etcdctl
+constexpr time_t kHealthyS = 60;             // after running this long, restarts are immediate again
+constexpr size_t kAnswerBytesMax = 1 << 20;  // from etcdctl
 constexpr size_t kNameBytesMax = 200;
 
 std::string WithPort(const std::string& host, uint16_t port) {
@@ -55,7 +55,7 @@ bool IsOwnDirectory(const std::string& path) {
 
 void Say(const std::string& text) { std::fprintf(stderr, "ropeteam run: etcd: %s\n", text.c_str()); }
 
-// The keeper's work, all in its own process.
+// Does the keeper's work, in a process of its own.
 class Keeper {
  public:
   Keeper(const EtcdMemberConfig& config, std::string directory)
@@ -105,7 +105,7 @@ class Keeper {
   bool HasData() const { return fs::exists(directory_ + "/data/member"); }
   std::string Log() const { return directory_ + "/etcd.log"; }
 
-  // What to start etcd with. False: not now.
+  // Sets the options with which etcd starts. False: it cannot start now.
   bool Enter(std::vector<std::string>* more) {
     std::string list;
     size_t asked = 0;
@@ -135,7 +135,7 @@ class Keeper {
     return true;
   }
 
-  // Another member says that there is none of this name any more, or one with another address.
+  // Whether another member reports that this name is no longer a member, or has another address.
   bool WasRemoved() {
     for (size_t i = 0; i < config_.hosts.size(); ++i) {
       if (i == config_.own) continue;
@@ -159,7 +159,7 @@ class Keeper {
     return {ca + config_.ca, cert + config_.cert, key + config_.key};
   }
 
-  // Whether a process listens there; etcdctl would take seconds to say that none does.
+  // Whether a process listens there. Without one, etcdctl would need seconds to fail.
   bool Listens(size_t member) const {
     const EtcdHost& host = config_.hosts[member];
     addrinfo hints{};
@@ -181,7 +181,7 @@ class Keeper {
     return listens;
   }
 
-  // What etcdctl prints when asked at that member; empty: it failed.
+  // Returns etcdctl's output for a request to that member; empty: it failed.
   std::string Ask(size_t member, const std::vector<std::string>& words) {
     if (!Listens(member)) return "";
     std::vector<std::string> command = {"etcdctl", "--command-timeout=2s", "--dial-timeout=1s",
@@ -204,7 +204,7 @@ class Keeper {
       return text;
     }
     if (words[1] == "list") return "";
-    // Behind lines of its log.
+    // The error follows lines of etcdctl's log.
     const size_t error = text.rfind("Error: ");
     if (++refused_ == kComplainTries)
       Complain("member " + words[1] + ": " + text.substr(error == std::string::npos ? 0 : error, 300) +
@@ -212,7 +212,7 @@ class Keeper {
     return "";
   }
 
-  // Output to `out`, or to the end of the file `log`.
+  // The output goes to `out`, or is appended to the file `log`.
   pid_t Spawn(const std::vector<std::string>& command, int out, const std::string& log) const {
     std::vector<char*> argv;
     for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
@@ -257,7 +257,7 @@ class Keeper {
     etcd_ = std::max<pid_t>(0, Spawn(command, -1, Log()));
   }
 
-  // So long, or until etcd ends or this process is to.
+  // Waits this long, or until etcd ends or this process must end.
   void Wait(int milliseconds) {
     const pid_t before = etcd_;
     for (int left = milliseconds; left > 0 && etcd_ == before && !ending_; left -= kWaitStepMs) {
@@ -284,9 +284,9 @@ class Keeper {
   const std::string peer_url_;
   sigset_t handled_{};
   sigset_t original_{};
-  pid_t etcd_ = 0;  // 0: it does not run
+  pid_t etcd_ = 0;  // 0: not running
   int restarts_ = 0;
-  int refused_ = 0;  // changes of the members, in a row
+  int refused_ = 0;  // consecutive refused changes of the members
   bool ending_ = false;
   std::string complained_;
 };
@@ -404,7 +404,7 @@ Result<EtcdMember> EtcdMember::Start(const EtcdMemberConfig& config) {
   const pid_t keeper = fork();
   if (keeper < 0) return ErrnoError(errno, "fork");
   if (keeper == 0) {
-    setpgid(0, 0);  // what the terminal sends is for COMMAND
+    setpgid(0, 0);  // signals from the terminal are only for COMMAND
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != self) _exit(1);
     _exit(Keeper(config, directory).Run());

@@ -12,7 +12,7 @@ ThreadSample SampleMainThread(int pid) {
   std::ifstream file("/proc/" + id + "/task/" + id + "/stat");
   std::string line;
   std::getline(file, line);
-  // The program's name, in parentheses, may hold anything.
+  // The program's name is in parentheses and may contain any character.
   const size_t name_end = line.rfind(')');
   if (name_end == std::string::npos) return {};
   std::istringstream fields(line.substr(name_end + 1));
@@ -43,7 +43,7 @@ bool HangWatch::Tick(uint64_t now_us, const ThreadSample& sample) {
   const bool ran = std::exchange(cpu_ticks_, sample.cpu_ticks) != sample.cpu_ticks;
   const bool could_speak = sample.state == 'S' || (sample.state == 'R' && ran);
   if (!late && could_speak) ++silent_;
-  // Above and not at it: the two clocks of a second each may miss each other once.
+  // Greater, not equal: daemon and watcher each tick once a second, and may miss each other once.
   return limit_ != 0 && silent_ > limit_s();
 }
 

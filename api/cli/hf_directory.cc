@@ -70,7 +70,7 @@ Result<size_t> HfDirectory::Create(const std::string& name, uint64_t bytes) {
   if (fd.get() < 0) return FileError(errno, "create", path);
   const int descriptor = fd.get();
   files_.push_back({path, std::move(fd)});
-  // A file system that cannot reserve says so, and then a write finds that the disk is full.
+  // Some file systems cannot reserve. Then a full disk is noticed only by a write.
   const auto size = static_cast<off_t>(bytes);
   if (bytes != 0 && fallocate(descriptor, 0, 0, size) != 0) {
     const int error = errno;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam export STEP DIR --format hf: a step's model as a directory that Hugging Face's from_pretrained opens. The ranks'
-// indexes are read first; then every part of a tensor goes to its place in the files, rank by rank and block by block, so
-// no tensor is in memory as a whole.
+// ropeteam export STEP DIR --format hf: writes a step's model as a directory that Hugging Face's
+// from_pretrained opens. It first reads the ranks' indexes. Then it writes each part of a tensor to its place
+// in the files, rank by rank and block by block, so no tensor is in memory as a whole.
 
 #include <algorithm>
 #include <cinttypes>
@@ -27,14 +27,14 @@ namespace ropeteam::cli {
 namespace {
 
 constexpr char kConfigName[] = "config.json";
-// Each is open while the export runs. With files of 5 GB these are 2.5 TB.
+// All files are open while the export runs. With files of 5 GB, the limit is 2.5 TB.
 constexpr size_t kFilesMax = 512;
-// A configuration or a tokenizer's vocabulary. The largest ones in use have some 40 MB.
+// For a configuration or a tokenizer's vocabulary. The largest ones in use have some 40 MB.
 constexpr uint64_t kSmallFileBytesMax = 256ull << 20;
 constexpr uint64_t kIndexBytesMax = 1ull << 30;
 constexpr size_t kNamesPrintedMax = 10;
 
-// With --config DIR: what is not taken over from there.
+// Whether a file in --config DIR is left out.
 bool IsWeights(const std::string& name) {
   for (const char* end : {".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx",
                           ".index.json", ".distcp"})
@@ -124,7 +124,7 @@ class HfExport {
     return OkStatus();
   }
 
-  // Those of --config replace the step's.
+  // Files of --config replace the step's.
   Status ReadGivenFiles() {
     const std::filesystem::path given = options_.hf.config;
     if (given.empty()) return OkStatus();
@@ -145,7 +145,7 @@ class HfExport {
     return OkStatus();
   }
 
-  // Before anything is written.
+  // Called before anything is written.
   Status CheckAll() const {
     const std::string text = source_->Text();
     if (model_.tensors.empty() && dcp_)
@@ -167,8 +167,8 @@ class HfExport {
     return OkStatus();
   }
 
-  // Which tensor goes where, and the files' heads. In a file tensors of larger elements come first, so that each begins at
-  // a multiple of its element.
+  // Plans the tensors' places and the files' headers. In a file, tensors with larger elements come first, so
+  // that each tensor is aligned to its element size.
   Status PlanFiles(HfDirectory* directory) {
     std::vector<std::vector<size_t>> files = SplitIntoFiles(model_.tensors, options_.hf.shard_bytes_max);
     if (files.size() > kFilesMax)
@@ -195,7 +195,7 @@ class HfExport {
     std::stable_sort(tensors.begin(), tensors.end(),
                      [&](size_t a, size_t b) { return item_bytes(a) > item_bytes(b); });
     storage::SafetensorsWriter writer;
-    ROPETEAM_RETURN_IF_ERROR(writer.AddMetadata("format", "pt"));  // from_pretrained wants it
+    ROPETEAM_RETURN_IF_ERROR(writer.AddMetadata("format", "pt"));  // from_pretrained requires it
     for (const size_t i : tensors) {
       const FullTensor& tensor = model_.tensors[i];
       places_[i].offset = writer.data_bytes();
@@ -265,8 +265,8 @@ class HfExport {
   const StorageOptions& options_;
   const std::unique_ptr<StepSource> source_;
   ModelIndex index_;
-  std::map<std::string, std::string> small_;  // configuration, tokenizer
-  bool dcp_ = false;                          // torch.distributed.checkpoint's files are in the step
+  std::map<std::string, std::string> small_;  // configuration and tokenizer
+  bool dcp_ = false;                          // the step has torch.distributed.checkpoint's files
   ModelTensors model_;
   std::vector<Place> places_;  // of the model's tensors
   size_t file_count_ = 0;

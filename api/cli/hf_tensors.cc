@@ -13,17 +13,17 @@
 namespace ropeteam::cli {
 namespace {
 
-// The order of an object's keys is that of the model's state.
+// Ordered: an object's keys are in the order of the model's state.
 using Json = nlohmann::ordered_json;
 
 constexpr uint64_t kIndexVersionMax = 2;
 // A rank that has several parts of one tensor saves them as NAME#0, NAME#1, …
 constexpr char kPartSign = '#';
 constexpr size_t kNamesToldMax = 10;
-// Of one part: an uneven dimension has a few runs, and a tensor few such dimensions.
+// Limits one part: an uneven dimension has a few runs, and a tensor has few such dimensions.
 constexpr uint64_t kBoxesMax = 1 << 20;
 
-// Neighbours in every dimension.
+// A contiguous range in every dimension.
 struct Box {
   std::vector<uint64_t> start;
   std::vector<uint64_t> size;
@@ -41,7 +41,7 @@ PartLayout Whole(const std::vector<uint64_t>& shape) {
   return layout;
 }
 
-// Without those that are empty.
+// The boxes of the layout that are not empty.
 std::vector<Box> BoxesOf(const PartLayout& layout) {
   std::vector<Box> boxes(1);
   for (const IndexRuns& runs : layout) {
@@ -59,7 +59,7 @@ std::vector<Box> BoxesOf(const PartLayout& layout) {
   return boxes;
 }
 
-// What is left of `want` without what `have` covers. False: they have nothing in common.
+// Appends what `have` does not cover of `want` to `left`. False: they do not overlap.
 bool Subtract(Box want, const Box& have, std::vector<Box>* left) {
   for (size_t i = 0; i < want.start.size(); ++i) {
     if (want.start[i] >= have.start[i] + have.size[i] || have.start[i] >= want.start[i] + want.size[i])
@@ -83,7 +83,7 @@ bool Subtract(Box want, const Box& have, std::vector<Box>* left) {
   return true;
 }
 
-// True where the layout has something of what is left, which it then has no more.
+// Removes what the layout covers from `left`. True: it covered something.
 bool Cover(const PartLayout& layout, std::vector<Box>* left) {
   bool found = false;
   for (const Box& have : BoxesOf(layout)) {
@@ -115,7 +115,7 @@ std::string WithoutPart(const std::string& name) {
   return number ? name.substr(0, sign) : name;
 }
 
-// Throws nlohmann's exceptions where the entry is not as it should be, as everything that reads one here.
+// Throws nlohmann's exceptions if the entry is invalid, like all code here that reads one.
 PartLayout LayoutOf(const Json& entry, const std::vector<uint64_t>& shape) {
   if (!entry.contains("runs")) return Whole(shape);
   PartLayout layout;
@@ -128,7 +128,7 @@ PartLayout LayoutOf(const Json& entry, const std::vector<uint64_t>& shape) {
   return layout;
 }
 
-// Whether the layout is one of a part of this shape, and lies inside the tensor.
+// Whether the layout has the shape of `part` and is inside the tensor.
 bool IsInside(const PartLayout& layout, const std::vector<uint64_t>& part,
               const std::vector<uint64_t>& shape) {
   if (layout.size() != shape.size() || part.size() != shape.size()) return false;
@@ -145,7 +145,7 @@ bool IsInside(const PartLayout& layout, const std::vector<uint64_t>& part,
   return true;
 }
 
-// The bytes of a tensor; nothing where no reader could have it.
+// The bytes of a tensor; nullopt if no reader could open it.
 std::optional<uint64_t> BytesOf(const std::string& dtype, const std::vector<uint64_t>& shape) {
   uint64_t bytes = storage::SafetensorsItemBytes(dtype);
   for (const uint64_t size : shape)
@@ -172,12 +172,12 @@ Status ModelIndex::Add(uint32_t rank, uint32_t world_size, std::string_view text
           "load the step on %u ranks and save it again",
           rank, world_size);
     const std::string prefix(kModelPrefix);
-    std::set<std::string> values;  // of the model's state, no tensors
+    std::set<std::string> values;  // of the model's state that are not tensors
     for (const auto& [name, entry] : index.at("objects").items())
       if (name.starts_with(prefix) && entry.at("kind") == "json") values.insert(name);
     for (const auto& [name, entry] : index.at("objects").items()) {
       if (!name.starts_with(prefix) || entry.at("kind") != "tensor") continue;
-      // What belongs to a value that is no tensor lies below its name.
+      // Skips the parts of a value that is not a tensor: they are below its name.
       const size_t slash = name.find('/', prefix.size());
       if (slash != std::string::npos && values.contains(name.substr(0, slash))) continue;
       const auto part = entry.at("shape").get<std::vector<uint64_t>>();
@@ -240,7 +240,7 @@ Result<ModelTensors> ModelIndex::Take(const std::string& model) {
   const std::string prefix = model.empty() ? "" : model + ".";
   ModelTensors taken;
   std::unordered_map<size_t, std::string>
-      names;  // of the tensors that have the bytes: what they are written as
+      names;  // by the index of the tensor that has the bytes: the name under which it is written
   bool any = false;
   for (Tensor& tensor : tensors_) {
     if (!tensor.full.name.starts_with(prefix)) continue;

@@ -14,7 +14,7 @@
 namespace ropeteam::cli {
 namespace {
 
-// Looks settings up in the order of precedence and remembers where each came from.
+// Looks up settings in the order of precedence, and records the origin of each.
 class Chooser {
  public:
   Chooser(const std::map<std::string, std::string>& flags, const Environment& environment)
@@ -25,7 +25,7 @@ class Chooser {
     return value == nullptr ? "" : value;
   }
 
-  // From a flag or ROPETEAM_*; false when there is neither.
+  // Takes the option from a flag or ROPETEAM_*. False: neither is set.
   bool Told(const std::string& option) {
     if (const auto flag = flags_.find(option); flag != flags_.end()) {
       settings[option] = {flag->second, "--" + option};
@@ -38,7 +38,7 @@ class Chooser {
     return true;
   }
 
-  // From the first of the launchers' variables that is set.
+  // Takes the option from the first of the launchers' variables that is set.
   bool Launcher(const std::string& option, const std::vector<std::string>& names) {
     for (const std::string& name : names) {
       const std::string value = Variable(name);
@@ -80,7 +80,7 @@ Status ChooseCounts(Chooser& chooser, uint32_t* ordinal, uint32_t* nodes) {
       !chooser.Launcher("nodes", {"SKYPILOT_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES",
                                   "GROUP_WORLD_SIZE", "PET_NNODES", "NNODES"}))
     chooser.settings["nodes"] = {"1", "default"};
-  // torchrun's elastic "2:4": as many as it starts with at least.
+  // torchrun's elastic "2:4": take the minimum.
   Setting& count = chooser.settings["nodes"];
   if (count.from == "NNODES" || count.from == "PET_NNODES")
     count.value = count.value.substr(0, count.value.find(':'));
@@ -138,8 +138,7 @@ Status ChooseCoordinator(Chooser& chooser, uint32_t nodes) {
   return OkStatus();
 }
 
-// Peers have to reach this node: with more than one of them, loopback would only ever be right on one
-// machine.
+// Peers must reach this node. With several nodes, loopback works only if all run on one machine.
 Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
                     const LocalAddressFor& local_address_for) {
   if (chooser.Told("listen") || nodes == 1) return OkStatus();
@@ -150,7 +149,7 @@ Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
   }
   const bool over_etcd = OverEtcd(chooser);
   Setting coordinator = chooser.settings[over_etcd ? "membership" : "coordinator"];
-  if (over_etcd) {  // the way to its first endpoint does as well
+  if (over_etcd) {  // the route to its first endpoint works too
     const size_t slashes = coordinator.value.find("//") + 2;
     coordinator.value.erase(0, slashes);
     const size_t user = coordinator.value.substr(0, coordinator.value.find('/')).rfind('@');
@@ -165,8 +164,8 @@ Status ChooseListen(Chooser& chooser, uint32_t ordinal, uint32_t nodes,
                  "this machine does not know the name %s (%s), or has no route to it: check it, or give "
                  "--listen ADDRESS",
                  host.c_str(), coordinator.from.c_str());
-  // Distributions write the host's own name as 127.0.1.1 into /etc/hosts: right here, and wrong for every
-  // peer.
+  // Distributions write the host's own name as 127.0.1.1 into /etc/hosts. That is right here and wrong for
+  // every peer.
   if (IsLoopback(address) && !IsLoopback(host))
     return Error(Code::kInvalidArgument,
                  "%s, named by %s, is %s on this machine, which no peer can reach: give --listen ADDRESS",
@@ -255,7 +254,7 @@ std::string FirstSlurmHost(const std::string& list) {
   const std::string inside = list.substr(end + 1, close - end - 1);
   const std::string first = inside.substr(0, inside.find_first_of(",-"));
   if (first.empty()) return "";
-  // What follows the bracket belongs to every one of its hosts: "rack[1-2]n[5-6]".
+  // The text after the bracket belongs to each of its hosts: "rack[1-2]n[5-6]".
   std::string rest = list.substr(close + 1);
   if (const size_t comma = rest.find(','); comma != std::string::npos && rest.find('[') > comma)
     rest.resize(comma);
@@ -269,7 +268,7 @@ std::string FindLocalAddressFor(const std::string& host) {
   if (getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return "";
   std::string address;
   for (const addrinfo* each = found; each != nullptr && address.empty(); each = each->ai_next) {
-    // Connecting a datagram socket sends nothing: it only asks the routing table.
+    // Connecting a datagram socket sends nothing; it only uses the routing table.
     const int fd = socket(each->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) continue;
     sockaddr_storage own{};
@@ -290,7 +289,7 @@ Result<Settings> ChooseSettings(const std::map<std::string, std::string>& flags,
                                 const Environment& environment, const LocalAddressFor& local_address_for) {
   Chooser chooser(flags, environment);
   for (const std::string& option : ValueOptions())
-    (void)chooser.Told(option);  // what nobody told is chosen below
+    (void)chooser.Told(option);  // options that are not set here are chosen below
   if (!chooser.Told("job") &&
       !chooser.Launcher("job", {"SKYPILOT_TASK_ID", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"}))
     chooser.settings["job"] = {"local", "default"};

@@ -40,7 +40,7 @@ constexpr char kHelp[] =
 
 using Run = int (*)(const std::vector<std::string>& arguments);
 
-// `ls` and `verify` look at storage where a URL is given, and ask the daemon otherwise. Their help has both.
+// `ls` and `verify` read storage if a URL is given, and ask the daemon otherwise. Their help describes both.
 int RunEither(const std::vector<std::string>& arguments, Run daemon, Run storage) {
   if (ropeteam::cli::MeansStorage(arguments)) return storage(arguments);
   const int code = daemon(arguments);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam export STEP DIR|URL, without --storage: from the memory of a running job. The node's daemon makes every rank's
-// shard readable here, one at a time, and this process writes it as the daemon would; training goes on.
+// ropeteam export STEP DIR|URL, without --storage: exports from the memory of a running job. The node's
+// daemon makes the ranks' shards readable here, one at a time. This process writes them as the daemon would,
+// while training continues.
 
 #include <algorithm>
 #include <atomic>
@@ -24,7 +25,7 @@ namespace {
 
 using local::Type;
 
-// Each time the daemon fetches the chunks from another node. A fourth would not end what three did not.
+// In each repair the daemon fetches the chunks from another node. If three do not help, a fourth would not.
 constexpr int kRepairsMax = 3;
 
 class MemoryExport {
@@ -44,7 +45,7 @@ class MemoryExport {
     name_ = {step_.id.step, step_.id.incarnation};
     ROPETEAM_RETURN_IF_ERROR(ReadThere());
     Progress progress("export step " + std::to_string(name_.step), there_.empty() ? BytesOf(step_.id) : 0);
-    std::atomic<uint64_t> moved{0};  // of the rank that is being written
+    std::atomic<uint64_t> moved{0};  // bytes of the rank that is being written
     ArenaStorage storage(*daemon_.arena, to_.sink, job_, [&](uint64_t bytes) {
       moved += bytes;
       progress.Add(bytes);
@@ -56,7 +57,7 @@ class MemoryExport {
       const Status status = there_.empty() ? Write(*view, &storage) : Compare(*view);
       Close(*view);
       ROPETEAM_RETURN_IF_ERROR(status);
-      // Files of an export that was cut off are not sent again.
+      // Adds the files that an interrupted export has already written.
       progress.Add(view->meta.stream_bytes - std::min<uint64_t>(moved, view->meta.stream_bytes));
     }
     const std::string text = StepText(job_, name_);
@@ -83,7 +84,7 @@ class MemoryExport {
     return static_cast<uint64_t>(std::chrono::milliseconds(options_.timeout).count());
   }
 
-  // Of all ranks, as the leader knows it; for the bar only.
+  // The size of all ranks' shards, from the leader; only for the progress bar.
   uint64_t BytesOf(const StepId& id) const {
     AskOptions options;
     options.socket.path = daemon_.link->channel->socket();
@@ -113,12 +114,12 @@ class MemoryExport {
     return view;
   }
   void Close(const local::ViewGrant& view) {
-    // A view that is not closed here goes with the connection.
+    // Ignore errors: the view ends with the connection.
     (void)daemon_.link->channel->Post(Type::kViewClose, local::ViewClose{view.view},
                                       client::Deadline::In(client::kLocalAnswerMs), &frames_);
   }
 
-  // A step that is finished there is compared and never written.
+  // Reads the manifest at the destination. A step that is finished there is compared and never written.
   Status ReadThere() {
     const Result<std::string> text = storage::ReadManifestText(to_.sink.get(), job_, name_, options_.timeout);
     if (text.status().code() == Code::kNotFound) return OkStatus();
@@ -145,7 +146,7 @@ class MemoryExport {
     for (int repairs = 0;; ++repairs) {
       std::vector<uint32_t> bad;
       const Status status = TryWrite(&write, storage, &bad);
-      // Without the daemon the chunks may be anybody's.
+      // If the daemon has ended, others may own the chunks.
       ROPETEAM_RETURN_IF_ERROR(daemon_.link->channel->Check());
       if (bad.empty() || repairs == kRepairsMax) return status;
       const local::ViewRepair repair{view.view, bad, timeout_ms()};
@@ -181,8 +182,8 @@ class MemoryExport {
   const std::string job_;
   storage::StepName name_;
   StoredStep step_;
-  std::vector<storage::RankEntry> there_;  // of the manifest there, if there is one
-  std::set<std::string> names_;            // of files, of all ranks so far
+  std::vector<storage::RankEntry> there_;  // of the destination's manifest, if any
+  std::set<std::string> names_;            // file names of all ranks so far
   std::set<std::string> files_;
   uint64_t bytes_ = 0;
   client::FrameBuffers frames_;

@@ -8,7 +8,8 @@
 namespace ropeteam::cli {
 namespace {
 
-// Protocol Buffers' encoding, of what is needed here: a message is its fields one behind the other.
+// The part of the Protocol Buffers encoding that is needed here. A message is the concatenation of its
+// fields.
 class Message {
  public:
   Message& Number(uint32_t field, uint64_t value) {
@@ -65,7 +66,7 @@ constexpr uint32_t kFlowIds = 47;
 constexpr uint32_t kStringValue = 6;
 constexpr uint32_t kAnnotationName = 10;
 
-// All packets are of one writer.
+// All packets have one writer.
 constexpr uint64_t kSequence = 1;
 
 std::string AsPacket(Message* packet) {
@@ -106,7 +107,7 @@ void PerfettoTrace::AddEvent(Track track, uint64_t at_ns, Type type, const Event
 
 void PerfettoTrace::AddSlice(Track track, uint64_t begin_ns, uint64_t end_ns, const Event& event) {
   AddEvent(track, begin_ns, kSliceBegin, &event);
-  AddEvent(track, std::max(end_ns, begin_ns + 1), kSliceEnd, nullptr);  // none ends before it begins
+  AddEvent(track, std::max(end_ns, begin_ns + 1), kSliceEnd, nullptr);  // a slice must end after its begin
 }
 
 void PerfettoTrace::AddInstant(Track track, uint64_t at_ns, const Event& event) {

@@ -13,14 +13,14 @@
 namespace ropeteam::cli {
 namespace {
 
-// Groups of m, and a ring of the last m + N mod m nodes where m does not divide N (theorem 1).
+// Groups of m nodes. If m does not divide N, the last m + N mod m nodes form a ring (theorem 1).
 uint64_t LosingSets(uint32_t nodes, uint32_t copies) {
   if (nodes % copies == 0) return nodes / copies;
   return nodes / copies - 1 + copies + nodes % copies;
 }
 
 PlanRow RowOf(const PlanInput& input, uint32_t failures, uint64_t recovered) {
-  constexpr double kZ = 1.959964;  // of 95 %
+  constexpr double kZ = 1.959964;  // for 95 %
   const auto n = static_cast<double>(input.samples);
   const double p = static_cast<double>(recovered) / n;
   const double middle = (p + kZ * kZ / (2 * n)) / (1 + kZ * kZ / n);
@@ -34,7 +34,7 @@ PlanRow RowOf(const PlanInput& input, uint32_t failures, uint64_t recovered) {
 double GeminiProbability(uint32_t nodes, uint32_t replicas, uint32_t failures) {
   const uint32_t copies = replicas + 1;
   ROPETEAM_CHECK(copies <= nodes && failures <= nodes);
-  // C(N - m, k - m) / C(N, k), the probability that k lost nodes have m given ones among them.
+  // C(N - m, k - m) / C(N, k): the probability that k lost nodes include m given ones.
   double lost = static_cast<double>(LosingSets(nodes, copies));
   for (uint32_t i = 0; i < copies; ++i) lost *= failures > i ? double(failures - i) / double(nodes - i) : 0;
   return std::max(0.0, 1 - lost);
@@ -89,13 +89,14 @@ void PlacedCopies::Reset() {
 std::vector<uint64_t> CountRecovered(PlacedCopies* copies, uint32_t nodes, uint32_t failures_max,
                                      uint64_t samples, uint64_t seed) {
   std::mt19937_64 random(seed);
-  std::vector<uint32_t> order(nodes);  // a shuffled order is as good a start for the next draw as any
+  std::vector<uint32_t> order(nodes);  // any order, also a shuffled one, is a valid start of a draw
   std::iota(order.begin(), order.end(), 0);
   std::vector<uint64_t> recovered(failures_max + 1);
   for (uint64_t sample = 0; sample < samples; ++sample) {
     ++recovered[0];
     for (uint32_t k = 1; k <= failures_max; ++k) {
-      // The remainder favours no node by more than 2^-50, and unlike a library's distribution it is the same everywhere.
+      // The remainder favours no node by more than 2^-50. Unlike a library's distribution, it is the same
+      // everywhere.
       std::swap(order[k - 1], order[k - 1 + random() % (nodes - (k - 1))]);
       if (!copies->Lose(order[k - 1])) break;
       ++recovered[k];
@@ -117,18 +118,18 @@ Plan MakePlan(const PlanInput& input) {
   plan.domains_survived = copies.domains_survived();
   plan.detect_reset_s = ProbeMs(input.dead_after_ms) / 1000.0;
   plan.detect_silence_s = input.dead_after_ms / 1000.0;
-  // What one node has of one step: its own shards and its copies of others'.
+  // One node's bytes of one step: its own shards and its copies of others'.
   const double step_bytes = static_cast<double>(input.shard_bytes) * (1 + plan.held_max);
   plan.memory_bytes = step_bytes * (input.keep_steps + 1);
   plan.memory_spare_bytes = plan.memory_bytes * (1 + 1.0 / std::max(1u, input.nodes - 1));
-  // Failures of nodes per second, each counted once for every losing set that it is in.
+  // Node failures per second. Each is counted once for every losing set that contains the node.
   const double rate =
       static_cast<double>(plan.losing_sets) * (input.replicas + 1) / std::max(1.0, input.mtbf_s);
   if (input.mtbf_s != 0 && input.replicas == 0) plan.loss_s = 1 / rate;
   if (input.link_bytes_per_s == 0 || input.replicas == 0) return plan;
   plan.restore_s = static_cast<double>(input.shard_bytes) / input.link_bytes_per_s;
   plan.restore_all_s = plan.restore_s * std::clamp(plan.held_max, 1u, input.failures);
-  // All that the lost node had is read from the R other holders of each shard, from the least busy one.
+  // The lost node's data are read from the least busy of the R other holders of each shard.
   plan.redundancy_s =
       plan.detect_silence_s + step_bytes * input.keep_steps / (input.replicas * input.link_bytes_per_s);
   if (input.mtbf_s != 0)

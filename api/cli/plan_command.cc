@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam plan: its options, and what it prints.
+// ropeteam plan: its options and its output.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -19,7 +19,7 @@
 
 namespace ropeteam::cli {
 
-// --json: the fields as plan.h has them.
+// --json has the fields of plan.h.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlanRow, failures, formula, measured, low, high)
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(PlanInput, nodes, replicas, failures, keep_steps, dead_after_ms, domains,
                                    shard_bytes, link_bytes_per_s, mtbf_s, samples, seed)
@@ -29,10 +29,10 @@ NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Plan, rows, losing_sets, losing_sets_gemini, 
 
 namespace {
 
-constexpr uint64_t kSamplesMax = 10'000'000;            // the 95 % interval is 0.06 points then
+constexpr uint64_t kSamplesMax = 10'000'000;            // gives a 95 % interval of 0.06 points
 constexpr uint64_t kShardBytesMax = uint64_t{1} << 50;  // 1 PiB: no node has such memory
-constexpr uint64_t kLinkGbMax = 100'000;                // a node of today has 3,200
-constexpr size_t kRowsShownMax = 20;                    // on the screen; --json has all
+constexpr uint64_t kLinkGbMax = 100'000;                // a node has 3,200 today
+constexpr size_t kRowsShownMax = 20;                    // on the screen; --json has all rows
 
 struct Texts {
   std::string shard, link, mtbf;
@@ -125,7 +125,7 @@ std::string TimeText(double seconds) {
   return seconds < 2 * kYear ? Number("%.0f days", seconds / kDay) : Number("%.1f years", seconds / kYear);
 }
 
-// At most kRowsShownMax of these, evenly spaced and with the last.
+// Chooses at most kRowsShownMax rows, evenly spaced, including the last one.
 std::vector<size_t> Shown(size_t rows) {
   std::vector<size_t> shown;
   const size_t stride = (rows + kRowsShownMax - 1) / kRowsShownMax;
@@ -197,7 +197,7 @@ int PlanCommand(const std::vector<std::string>& arguments) {
   Declare(app, input, texts);
   Status status;
   try {
-    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // the last one first
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));  // in reverse order
   } catch (const CLI::CallForHelp&) {
     std::fputs(app.help().c_str(), stdout);
     return 0;

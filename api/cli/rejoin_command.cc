@@ -22,10 +22,10 @@ constexpr char kHelp[] =
     "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this machine]\n"
     "  --timeout SECONDS  how long to wait until the node is registered there [10]\n";
 
-// Between looks whether the node is registered: a registration takes a few milliseconds.
+// Interval of the check for the registration, which takes a few milliseconds.
 constexpr auto kLookPause = std::chrono::milliseconds(20);
 
-// Why the coordinator does not answer, as the daemon last saw it.
+// The reason why the coordinator does not answer, as last seen by the daemon.
 std::string ReasonIn(const nlohmann::json& membership, const std::string& coordinator) {
   for (const nlohmann::json& tried : membership.at("tried"))
     if (tried.at("address") == coordinator) return tried.at("reason").get<std::string>();

@@ -29,11 +29,11 @@ namespace ropeteam::cli {
 namespace {
 
 constexpr int64_t kAskTimeoutMs = 5000;
-// With --required: nodes of a job start minutes apart, and nobody waits longer for a wrong address.
+// With --required. The nodes of a job may start minutes apart, and a wrong address should be reported soon.
 constexpr char kJoinTimeoutSeconds[] = "120";
 
-// Where the daemon logs unless told: not among COMMAND's output. A directory of this user's alone, or none
-// (stderr).
+// The daemon's default log file, to keep its log out of COMMAND's output. It is in a directory that only this
+// user owns; empty (stderr): there is none.
 std::string DefaultLogFile(const std::string& job, const std::string& node) {
   const std::string directory = "/tmp/ropeteam-" + std::to_string(geteuid());
   struct stat info {};
@@ -46,8 +46,8 @@ std::string DefaultLogFile(const std::string& job, const std::string& node) {
   return directory + "/" + name + ".log";
 }
 
-// Without --nodes the daemon takes the job's value. A default passed here would count as the user's, and
-// could be refused.
+// Without --nodes, the daemon uses the job's value. A default passed here would count as the user's and could
+// be refused.
 bool LeftToTheJob(const std::string& option, const Setting& setting) {
   return option == "nodes" && setting.from == "default";
 }
@@ -77,7 +77,7 @@ Result<Settings> Choose(const RunOptions& options) {
   }
   Settings settings;
   for (const auto& [option, value] : options.daemon_values) settings[option] = {value, "--" + option};
-  // The daemon takes the rest from the file; only where it logs, unless that is said, is chosen here.
+  // The daemon takes the rest from the file. Only a missing log file is chosen here.
   std::ifstream file(options.config);
   std::map<std::string, std::string> named = ReadConfigLines(file);
   for (const auto& [option, setting] : settings) named[option] = setting.value;
@@ -102,27 +102,27 @@ Supervisor::Config MakeConfig(const RunOptions& options, const Settings& setting
   for (const auto& [option, setting] : settings) {
     if (LeftToTheJob(option, setting)) continue;
     config.daemon.push_back("--" + option + "=" + setting.value);
-    // COMMAND runs by then: a daemon that comes back serves it, with or without a coordinator.
+    // COMMAND runs by then, so a restarted daemon serves it even without a coordinator.
     if (option != "join-timeout") config.restart.push_back(config.daemon.back());
   }
   for (const std::string& flag : flags) {
     config.daemon.push_back("--" + flag);
-    // A daemon that comes back must take over what its predecessor held.
+    // A restarted daemon must take over its predecessor's contents.
     if (flag != "arena-reset") config.restart.push_back("--" + flag);
   }
   if (const auto log = settings.find("log-file"); log != settings.end()) config.log_file = log->second.value;
   return config;
 }
 
-// What the daemon says of itself before COMMAND runs.
+// What the daemon reports before COMMAND runs.
 struct DaemonFacts {
   std::string job;
   std::string arena;  // path of its file
   std::optional<uint64_t> replicas;
-  std::optional<uint64_t> former_step;  // the newest that ranks of this node saved: none of them runs yet
+  std::optional<uint64_t> former_step;  // the newest step from earlier ranks of this node
 };
 
-// Where the daemon does not answer, or not as expected, the facts are left out: none is worth failing for.
+// If the daemon does not answer as expected, facts are left out. None is important enough to fail.
 DaemonFacts AskDaemon(const std::string& socket) {
   DaemonFacts facts;
   Result<std::unique_ptr<AdminClient>> client = AdminClient::Connect(socket, kAskTimeoutMs);
@@ -144,12 +144,12 @@ DaemonFacts AskDaemon(const std::string& socket) {
       facts.former_step = std::max(facts.former_step.value_or(0), step);
     }
   } catch (const nlohmann::json::exception&) {
-    // A daemon of another build: what was read so far is right.
+    // A daemon of another build. The facts that were read so far are valid.
   }
   return facts;
 }
 
-// What nobody would find out before it is too late, or at all.
+// Warns of problems that would otherwise be noticed too late or never.
 void PrintWarnings(const DaemonFacts& facts, const Settings& settings) {
   if (facts.replicas == 0u) {
     const auto nodes = settings.find("nodes");
@@ -174,7 +174,8 @@ std::map<std::string, std::string> CommandEnvironment(const RunOptions& options,
   const std::string library = FindLibrary();
   if (!library.empty() && std::getenv("ROPETEAM_LIBRARY") == nullptr)
     environment["ROPETEAM_LIBRARY"] = library;
-  // What was asked for comes first; an installation's own package last, so that PYTHONPATH still decides.
+  // The requested path comes first. An installation's own package comes last, so that PYTHONPATH has
+  // precedence.
   const char* inherited = std::getenv("PYTHONPATH");
   std::string path;
   for (const std::string& part :
@@ -184,7 +185,7 @@ std::map<std::string, std::string> CommandEnvironment(const RunOptions& options,
   return environment;
 }
 
-// The process becomes `program`; returns an exit code only when it could not.
+// Replaces this process by `program`. Returns, with an exit code, only if that failed.
 int Become(const char* command, const std::string& program, const std::vector<std::string>& arguments) {
   if (program.empty()) {
     std::fprintf(stderr, "ropeteam %s: its program is neither beside this one nor on PATH\n", command);
@@ -198,7 +199,8 @@ int Become(const char* command, const std::string& program, const std::vector<st
   return kExitFailed;
 }
 
-// The hosts of --start-etcd, and the daemon's --membership that goes with them. Empty: it was not asked for.
+// Returns the hosts of --start-etcd, and sets the daemon's --membership to match. Empty: the option is not
+// used.
 Result<std::vector<EtcdHost>> ChooseEtcdHosts(RunOptions* options) {
   const char* variable = std::getenv("ROPETEAM_START_ETCD");
   std::string text = !options->start_etcd.empty() ? options->start_etcd : variable != nullptr ? variable : "";
@@ -225,7 +227,7 @@ Result<std::vector<EtcdHost>> ChooseEtcdHosts(RunOptions* options) {
   return hosts;
 }
 
-// This node's member, if it has one.
+// Starts this node's member, if it has one.
 Result<std::optional<EtcdMember>> StartEtcd(const RunOptions& options, const std::vector<EtcdHost>& hosts,
                                             const std::vector<std::string>& flags, Settings* settings) {
   if (hosts.empty()) return std::optional<EtcdMember>();
@@ -311,7 +313,7 @@ int RunCommand(const std::vector<std::string>& arguments) {
                  "ropeteam run: no ropeteamd beside this program or on PATH: give --daemon or ROPETEAMD\n");
     return kExitFailed;
   }
-  // Ends after the daemon, which gives its lease back.
+  // Declared here so that it ends after the daemon, which returns its lease.
   Result<std::optional<EtcdMember>> etcd = StartEtcd(*options, *hosts, *flags, &*settings);
   if (!etcd.ok()) {
     std::fprintf(stderr, "ropeteam run: %s\n", etcd.status().message().c_str());
@@ -328,7 +330,7 @@ int RunCommand(const std::vector<std::string>& arguments) {
                                                 : kExitFailed;
   }
   const DaemonFacts facts = AskDaemon(supervisor.socket());
-  // Between the end of a daemon and its restart the arena is in use all the same.
+  // Marks the arena as in use also between the end of a daemon and its restart.
   const UniqueFd held = HoldArena(facts.arena);
   if (!options->quiet) PrintWarnings(facts, *settings);
   const auto told = settings->find("job");

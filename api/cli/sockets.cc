@@ -20,7 +20,7 @@
 namespace ropeteam::cli {
 namespace {
 
-constexpr int64_t kNamesTimeoutMs = 2000;  // one that hangs must not hide the others
+constexpr int64_t kNamesTimeoutMs = 2000;  // a daemon that hangs must not hide the others
 
 void ListDirectory(const std::string& directory, std::vector<std::string>* sockets) {
   DIR* entries = opendir(directory.c_str());
@@ -35,7 +35,7 @@ void ListDirectory(const std::string& directory, std::vector<std::string>* socke
   closedir(entries);
 }
 
-// A live daemon's names; empty where nobody answers.
+// The names of a live daemon; empty if unknown.
 struct Answering {
   std::string path;
   std::string job;
@@ -50,13 +50,13 @@ std::vector<Answering> AskForNames(const std::vector<std::string>& sockets, int6
     if (client.ok()) {
       answering.push_back({path, (*client)->hello().job, (*client)->hello().node});
     } else if (client.status().code() != Code::kUnavailable) {
-      answering.push_back({path, "", ""});  // it lives, and says no more
+      answering.push_back({path, "", ""});  // it is alive, but its names are unknown
     }
   }
   return answering;
 }
 
-// `silent`: where the choice is by name, the sockets whose daemons run but did not answer in time.
+// `silent`: if the choice is by name, the sockets of daemons that run but did not answer in time.
 Status NoneOrSeveral(const std::vector<Answering>& found, const std::string& silent,
                      const SocketChoice& choice) {
   std::string wish;

@@ -15,11 +15,11 @@
 namespace ropeteam::cli {
 namespace {
 
-// Of a terminal that does not tell its size.
+// For a terminal that does not report its size.
 constexpr size_t kRowsDefault = 24;
 constexpr size_t kColumnsDefault = 80;
 
-// Of the wait for a leader, where the coordinator does not answer.
+// Limits the wait for a leader if the coordinator does not answer.
 constexpr double kLostLeaderSeconds = 2;
 
 constexpr char kCommonHelp[] =
@@ -30,7 +30,7 @@ constexpr char kCommonHelp[] =
 
 Result<int> AlwaysGood(const nlohmann::json&) { return 0; }
 
-// The steps of a listing are those that somebody holds.
+// A listing contains only steps that some node holds.
 Result<int> JudgeListOfStep(const nlohmann::json& list) {
   if (list.at("steps").empty() && list.at("copies").empty())
     return Error(Code::kNotFound,
@@ -42,7 +42,7 @@ Result<int> JudgeVerify(const nlohmann::json& verify) {
   return verify.at("chunks_bad") == 0 && verify.value("ranks_short", 0) == 0 ? 0 : kExitFailed;
 }
 
-// What every node has read, and which ranks lack copies.
+// Returns what every node has read, and which ranks lack copies.
 Result<std::string> AskVerify(AskOptions options) {
   const Result<std::string> answer = Ask(options, local::AdminCommand::kVerify);
   if (!answer.ok()) return answer;
@@ -59,14 +59,15 @@ Result<std::string> AskVerify(AskOptions options) {
   }
 }
 
-// The cluster as its leader sees it. If no leader answers: this node's own report, and why in `leader_error`.
+// Returns the cluster's status from its leader. If no leader answers: this node's own report, with the reason
+// in `leader_error`.
 Result<std::string> AskStatus(AskOptions options) {
   Result<std::string> node = Ask(options, local::AdminCommand::kNode);
   if (!node.ok()) return node;
   try {
     nlohmann::json json = nlohmann::json::parse(*node);
-    // Without a coordinator the leader may be the node that is lost. Nobody replaces it meanwhile. A daemon of another
-    // build does not say.
+    // Without a coordinator, a lost leader is not replaced, so the wait is short. A daemon of another build
+    // may not have this field.
     const nlohmann::json none = nlohmann::json::object();
     if (!json.value("daemon", none).value("membership", none).value("registered", true))
       options.timeout_s = std::min(options.timeout_s, kLostLeaderSeconds);
@@ -101,7 +102,7 @@ int Watch(const AskOptions& options) {
     if (i != 0) std::this_thread::sleep_for(std::chrono::duration<double>(options.watch_s));
     const Result<std::string> answer = AskStatus(options);
     const auto now = std::chrono::steady_clock::now();
-    // A daemon that restarts is there again soon: watching goes on, and the exit code is that of the last answer.
+    // A restarting daemon is back soon, so watching continues. The exit code is that of the last answer.
     code = answer.ok() ? 0 : kExitFailed;
     std::string text = "ropeteam status: " + answer.status().ToString() + "\n";
     if (answer.ok()) {

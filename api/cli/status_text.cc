@@ -63,7 +63,7 @@ std::string Head(const Json& status) {
   return text;
 }
 
-// How far the step has come: the level all of its ranks have reached.
+// The level that all ranks of the step have reached.
 std::string StepLevel(const Json& step) {
   if (step.value("quarantined", false)) return "quarantined";
   if (step.at("persisted").get<bool>()) return "persisted";
@@ -101,7 +101,7 @@ std::string RankList(const Json& node) {
   return text.empty() ? "-" : text;
 }
 
-// "sent" of the same instance in the earlier answer; a restarted daemon counts from zero.
+// The rate since the earlier answer of the same instance. A restarted daemon counts from zero.
 std::string Rate(const Json& node, const Json* before, double seconds, const char* counter) {
   if (before == nullptr || seconds <= 0) return "-";
   for (const Json& other : before->at("nodes")) {
@@ -113,7 +113,7 @@ std::string Rate(const Json& node, const Json* before, double seconds, const cha
   return "-";
 }
 
-// When the last whole pass over what is sealed on a node ended, and how fast it was.
+// When the last complete scrub of a node's sealed shards ended, and how fast it was.
 std::string Scrubbed(const Json& node) {
   if (!node.contains("scrub")) return "-";  // a daemon of another build
   const Json& scrub = node.at("scrub");
@@ -163,7 +163,7 @@ std::string NodeTable(const Json& nodes, const Json* before, double seconds) {
   return table.Render();
 }
 
-// What keeps a node from replicating, a line each.
+// What keeps nodes from replicating, one line each.
 std::string Troubles(const Json& nodes) {
   std::string text;
   for (const Json& node : nodes) {
@@ -195,7 +195,7 @@ std::string Join(const Json& numbers) {
   return text;
 }
 
-// What moves the bytes of the node that was asked. A daemon of another build may not say all of it.
+// The transport of the node that was asked. A daemon of another build may not report all of it.
 std::string TransportLine(const Json& daemon) {
   const double mbps = daemon.value("link_mbps", 0.0);
   char link[64] = "speed unknown";
@@ -207,7 +207,7 @@ std::string TransportLine(const Json& daemon) {
          "   link " + link + (daemon.value("rdma", false) ? "   RDMA" : "   no RDMA") + "\n";
 }
 
-// Who may enter. A daemon of another build does not say.
+// The access control of the ports. A daemon of another build may not report it.
 std::string SecurityLine(const Json& daemon) {
   if (!daemon.contains("security")) return "";
   const Json& security = daemon.at("security");
@@ -219,7 +219,8 @@ std::string FallbackLine(const Json& daemon) {
   return reason.empty() ? "" : "without RDMA: " + reason + "\n";
 }
 
-// The coordinator, who is missing, what stands still because of that and what to do. A daemon of another build says nothing.
+// The coordinator, the missing nodes, what is blocked by that, and what to do. A daemon of another build may
+// not report them.
 std::string MembershipLines(const Json& daemon) {
   const auto found = daemon.find("membership");
   if (found == daemon.end() || found->is_null()) return "";
@@ -318,7 +319,7 @@ void AddMissingCopies(const Json& list, Json* verify) {
   for (const Json& copy : list.at("copies"))
     if (of_step(copy.at("id"))) wanted = 1 + Number(copy, "replicas");
   if (wanted == 0 || verify->value("truncated", false)) return;
-  // What the nodes have just read is newer than what the leader knew.
+  // The nodes have just read their copies, which is newer than the leader's knowledge.
   std::map<uint64_t, std::set<std::string>> nodes_of;
   for (const Json& copy : verify->at("copies"))
     if (copy.at("role") != "cache") nodes_of[Number(copy.at("id"), "rank")].insert(copy.at("node"));
@@ -332,7 +333,7 @@ std::string Redraw(const std::string& text, size_t rows, size_t columns) {
   std::vector<std::string> lines;
   std::istringstream in(text);
   for (std::string line; std::getline(in, line);) lines.push_back(line.substr(0, columns));
-  if (lines.size() >= rows && rows > 1) {  // the cursor's own line stays free
+  if (lines.size() >= rows && rows > 1) {  // the cursor's line stays free
     const size_t left_out = lines.size() - (rows - 2);
     lines.resize(rows - 2);
     lines.push_back(("… " + std::to_string(left_out) + " more lines").substr(0, columns));

@@ -13,7 +13,7 @@
 namespace ropeteam::cli {
 namespace {
 
-// Of one read of a view: what a daemon packs for one request with the default chunks.
+// The size of one read of a view. A daemon packs this much per request with the default chunks.
 constexpr uint64_t kMemoryBlockBytes = 32ull << 20;
 
 class MemoryStep : public StepSource {
@@ -126,7 +126,7 @@ class StoredStepFiles : public StepSource {
     return OkStatus();
   }
 
-  // The rank's own file as a whole: its checksum is the file's.
+  // Reads the rank's own file as a whole, because its checksum is that of the whole file.
   Status ReadAll(const std::vector<std::string>& names, const Take& take) override {
     std::vector<Stretch> stretches;
     for (size_t i = 0; i < names.size(); ++i) ROPETEAM_RETURN_IF_ERROR(AddStretches(i, names[i], &stretches));
@@ -154,7 +154,7 @@ class StoredStepFiles : public StepSource {
   }
 
  protected:
-  // Of a file of the program's own the checksum is compared.
+  // Compares the checksum if the object is a file of its own.
   Status ReadObject(size_t object, std::byte* data) override {
     const storage::StreamObject& wanted = plan_.objects[object];
     return ForPieces(
@@ -170,7 +170,7 @@ class StoredStepFiles : public StepSource {
   }
 
  private:
-  // Bytes of an object that lie in the rank's own file.
+  // Bytes of an object in the rank's own file.
   struct Stretch {
     uint64_t file_offset = 0;
     uint64_t length = 0;
@@ -178,7 +178,7 @@ class StoredStepFiles : public StepSource {
     uint64_t offset = 0;  // in the object
   };
 
-  // each(piece, where in it, where in the object, how many bytes), for the pieces that have an object's bytes.
+  // Calls each(piece, offset in it, offset in the object, length) for the pieces with an object's bytes.
   template <typename Each>
   Status ForPieces(const storage::StreamObject& object, const Each& each) const {
     const auto& pieces = plan_.pieces;
@@ -211,7 +211,7 @@ class StoredStepFiles : public StepSource {
     });
   }
 
-  // Of the file's bytes from `begin` on what is in `stretches`, which are in order.
+  // Passes those of the file's bytes from `begin` on that are in the sorted `stretches`.
   Status HandOver(const std::vector<Stretch>& stretches, uint64_t begin, const std::byte* data,
                   uint64_t length, const Take& take) {
     auto stretch = std::partition_point(stretches.begin(), stretches.end(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam export STEP DIR|URL --storage URL: copies a step, file by file, and its manifest last. Without --storage it comes
-// from memory: memory_export.cc. With --format hf: hf_export.cc.
+// ropeteam export STEP DIR|URL --storage URL: copies a step file by file, and its manifest last. Without
+// --storage, the step comes from memory: memory_export.cc. For --format hf: hf_export.cc.
 
 #include <algorithm>
 #include <cstdio>
@@ -39,7 +39,8 @@ constexpr char kHelp[] =
     "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this "
     "machine]\n";
 
-// Memory for parts, where a store wants larger ones than kStorageRangeBytes (S3 takes 10,000 a file at most).
+// Limits memory for parts if a store requires larger ones than kStorageRangeBytes (S3: at most 10,000 per
+// file).
 constexpr uint64_t kPartsBytesMax = 256ull << 20;
 
 class StepExport {
@@ -72,7 +73,7 @@ class StepExport {
   }
 
  private:
-  // Before anything is written.
+  // Called before anything is written.
   Status CheckSizes() {
     const Result<storage::FileSizes> sizes =
         storage::ListFileSizes(from_.sink.get(), job_, name_, from_.timeout);
@@ -84,7 +85,7 @@ class StepExport {
     return OkStatus();
   }
 
-  // Small files side by side, then large ones one after the other, with their parts side by side.
+  // Copies small files in parallel, then large ones one by one with their parts in parallel.
   Status CopyAll() {
     Progress progress("export step " + std::to_string(name_.step), bytes_);
     std::vector<const storage::FileEntry*> small;
@@ -102,7 +103,7 @@ class StepExport {
     const std::string path = folder_ + "/" + file.path;
     const Result<storage::FileInfo> there = to_.sink->Stat(path, to_.CallDeadline());
     if (there.ok() && there->bytes == file.bytes && there->crc32c == file.crc32c) {
-      progress->Add(file.bytes);  // from an export that was cut off
+      progress->Add(file.bytes);  // from an interrupted export
       return OkStatus();
     }
     if (!there.ok() && there.status().code() != Code::kNotFound) return there.status();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam import DIR|URL[@STEP]: saves a step's shards into a running job, as the ranks that they are of would, so that the
-// ranks that start next restore it. Each is read straight into the arena, and checked before it is committed.
+// ropeteam import DIR|URL[@STEP]: saves a step's shards into a running job, as their ranks would. The ranks
+// that start next restore the step. Each shard is read straight into the arena, and checked before it is
+// committed.
 
 #include <sys/random.h>
 
@@ -41,7 +42,7 @@ Result<uint64_t> RandomNumber() {
   return number;
 }
 
-// Where the step is, and which one.
+// The step and its place.
 struct Found {
   StoragePlace place;
   std::string job;  // empty: the URL is the job's folder
@@ -73,7 +74,7 @@ class Import {
 
   Status Run() {
     Progress* bar = nullptr;
-    std::atomic<uint64_t> moved{0};  // of the rank that is being saved
+    std::atomic<uint64_t> moved{0};  // bytes of the rank that is being saved
     ArenaStorage storage(*daemon_.arena, from_.place.sink, from_.job, [&](uint64_t bytes) {
       moved += bytes;
       bar->Add(bytes);
@@ -96,7 +97,7 @@ class Import {
     for (Rank rank = first; rank <= last; ++rank) {
       moved = 0;
       ROPETEAM_RETURN_IF_ERROR(Save(rank, &storage));
-      // What of a shard does not come from its files as it is: headers, padding, its manifest.
+      // Adds the bytes of the shard that are not copied from its files: headers, padding, its manifest.
       progress.Add(step_.ranks[rank].stream_bytes -
                    std::min<uint64_t>(moved, step_.ranks[rank].stream_bytes));
     }
@@ -111,7 +112,7 @@ class Import {
  private:
   int64_t timeout_ms() const { return std::chrono::milliseconds(options_.timeout).count(); }
 
-  // A world that is open would end when another one begins.
+  // Refuses if ranks with another token are open: their incarnation would end when a new one begins.
   Status ChooseToken() {
     AskOptions ask;
     ask.socket.path = daemon_.link->channel->socket();
@@ -145,7 +146,7 @@ class Import {
                             daemon_.arena);
   }
 
-  // A save that is not committed ends with its connection.
+  // If the save is not committed, it ends with its connection.
   Status Save(Rank rank, ArenaStorage* storage) {
     Result<std::shared_ptr<client::Link>> opened = OpenRank(rank);
     if (!opened.ok()) return opened.status();
@@ -173,7 +174,7 @@ class Import {
     return OkStatus();
   }
 
-  // Any rank's answer is for all.
+  // Any rank's answer is valid for all.
   Status WaitCommitted() {
     const local::Wait wait{step_.id.step, static_cast<uint8_t>(Level::kCommitted),
                            static_cast<uint64_t>(timeout_ms())};

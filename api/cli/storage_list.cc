@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam ls --storage URL: what lies there, without a daemon.
+// ropeteam ls --storage URL: lists the steps there, without a daemon.
 
 #include <cstdio>
 #include <ctime>
@@ -33,7 +33,7 @@ std::string TimeText(uint64_t time_s) {
   return text;
 }
 
-// On one line with the step; the whole of a longer one is in --json.
+// Metadata on the step's line. If they are too long, only --json has them.
 std::string MetadataText(const std::string& user) {
   constexpr size_t kShownBytes = 80;
   if (user == "{}") return "";

@@ -23,7 +23,7 @@ Result<uint64_t> ParseCount(const std::string& option, const std::string& text, 
   return number;
 }
 
-// A path may be relative on the command line; the sinks take absolute ones only.
+// A path may be relative on the command line, but sinks accept only absolute paths.
 std::string AbsoluteUrl(const std::string& text) {
   if (text.empty() || text.find("://") != std::string::npos) return text;
   std::error_code error;
@@ -35,7 +35,8 @@ bool IsNumber(const std::string& text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// As transformers has it, "5GB" or "500MB" of 1000s; or as all our sizes, "4G", "512M" of 1024s.
+// Accepts sizes as in transformers ("5GB", "500MB", powers of 1000), and as elsewhere here ("4G", "512M",
+// powers of 1024).
 bool ParseShardSize(const std::string& text, uint64_t* bytes) {
   constexpr std::pair<const char*, uint64_t> kUnits[] = {
       {"KB", 1000}, {"MB", 1000'000}, {"GB", 1000'000'000}, {"TB", 1000'000'000'000}};
@@ -86,7 +87,7 @@ Result<bool> TakeRanks(const std::string& value, StorageOptions* options) {
   return true;
 }
 
-// One option with its value. False: there is no such option that takes a value.
+// Takes one option with its value. False: no option of this name takes a value.
 Result<bool> TakeValue(const std::string& option, const std::string& value, StorageCommand command,
                        StorageOptions* options) {
   const bool prune = command == StorageCommand::kPrune;

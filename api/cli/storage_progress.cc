@@ -15,12 +15,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Five a second: a person sees it move. Lines go to log files, where one in ten seconds is enough.
+// Five updates of the bar per second, so that a person sees it move. Lines go to log files, where one in ten
+// seconds is enough.
 constexpr std::chrono::milliseconds kBarInterval{200};
 constexpr std::chrono::seconds kLineInterval{10};
 constexpr size_t kColumnsDefault = 80;
 constexpr size_t kBarColumnsMax = 40;
-constexpr size_t kBarColumnsMin = 10;  // below it the bar is left out
+constexpr size_t kBarColumnsMin = 10;  // with fewer columns there is no bar
 
 size_t TerminalColumns() {
   winsize size{};
@@ -64,7 +65,7 @@ std::string Progress::Line(double seconds, size_t columns) const {
   if (done_ < total_ && rate > 0)
     text += ", " + DurationText(static_cast<double>(total_ - done_) / rate) + " left";
   if (done_ >= total_) text += ", " + DurationText(seconds);
-  const size_t used = what_.size() + text.size() + 6;  // blanks, brackets, and the last column stays free
+  const size_t used = what_.size() + text.size() + 6;  // blanks, brackets, and one free column at the end
   if (columns < used + kBarColumnsMin) return what_ + ": " + text;
   const size_t width = std::min(columns - used, kBarColumnsMax);
   const double part = total_ == 0 ? 1 : static_cast<double>(done_) / static_cast<double>(total_);

@@ -35,8 +35,8 @@ constexpr char kHelp[] =
     "was finished\n"
     "                           more than a day ago\n";
 
-// A step that is being written has no manifest yet. No upload of one takes a day, and a job that is cut off for longer
-// goes on with a new step.
+// A step that is being written has no manifest yet. No upload takes a day, and a job that is interrupted for
+// longer continues with a new step.
 constexpr uint64_t kUnfinishedSeconds = 86400;
 
 struct Removal {
@@ -77,7 +77,7 @@ class Prune {
       has_value = has_value || (steps.back().good &&
                                 storage::MetadataNumber(report.head.user, options_.rules.keep_best->key));
     }
-    // Most likely a typing error, which would remove the very step that is to be kept.
+    // This is probably a typing error, which would remove the step that should be kept.
     if (!has_value)
       return Error(
           Code::kInvalidArgument,
@@ -86,8 +86,8 @@ class Prune {
           job_.c_str(), options_.rules.keep_best->key.c_str());
     const std::vector<unsigned> kept = storage::ChooseKept(options_.rules, steps, now_s);
     size_t known = 0;
-    // A later step was finished more than a day ago. Steps are written one after the other, so nobody writes this one
-    // any more.
+    // Whether a later step was finished more than a day ago. Steps are written one after the other, so then
+    // nobody writes this one any more.
     bool left_behind = false;
     for (StepReport& report : *newest_first) {
       const bool finished = HasManifest(report);
@@ -105,7 +105,7 @@ class Prune {
     return OkStatus();
   }
 
-  // Empty: the step goes.
+  // Empty: the step is removed.
   std::string WhyKept(const StepReport& report, unsigned kept, bool left_behind) const {
     if (HasManifest(report)) return storage::KeptText(kept);
     if (report.state == StepState::kUnreadable) return report.problem;
@@ -128,13 +128,13 @@ class Prune {
   Status Remove(Removal* removal) {
     const Result<uint64_t> others = storage::RemoveStep(place_.sink.get(), job_, removal->report.name,
                                                         HasManifest(removal->report), place_.timeout);
-    // Its manifest has gone meanwhile: somebody else removes it.
+    // The manifest was deleted meanwhile: another process removes the step.
     if (others.status().code() == Code::kNotFound) return OkStatus();
     if (others.ok()) removal->others = *others;
     return others.status();
   }
 
-  // The first `count` removals.
+  // Prints the first `count` removals.
   void Print(const char* what, size_t count) const {
     uint64_t files = 0;
     uint64_t bytes = 0;

@@ -14,8 +14,8 @@
 namespace ropeteam::cli {
 namespace {
 
-constexpr size_t kAlignment = 4096;  // of O_DIRECT on every file system in use
-// Each reads one manifest of up to 64 MiB.
+constexpr size_t kAlignment = 4096;  // enough for O_DIRECT on every file system in use
+// Each thread reads one manifest of up to 64 MiB.
 constexpr size_t kReportThreads = 4;
 constexpr size_t kJobsNamedMax = 20;
 

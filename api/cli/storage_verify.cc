@@ -24,12 +24,12 @@ constexpr char kHelp[] =
     "with its manifest; exit code 1 and a line for each problem if there is one. A daemon is not asked.\n"
     "  --json             as JSON\n";
 
-// A stretch of a file: within its header, or behind it.
+// A range of a file, either in its header or after it.
 struct Range {
   size_t file = 0;
   uint64_t begin = 0;
   uint64_t length = 0;
-  uint32_t crc = 0;  // of what was read
+  uint32_t crc = 0;  // of the bytes that were read
 };
 
 class StepCheck {
@@ -37,7 +37,7 @@ class StepCheck {
   StepCheck(const StoragePlace& place, std::string job, storage::StepName name)
       : place_(place), job_(std::move(job)), name_(name), folder_(storage::StepPath(job_, name_)) {}
 
-  // Only a store that cannot be asked, or a manifest that cannot be read, is an error.
+  // Returns an error only if the store does not answer or the manifest cannot be read.
   Status Run() {
     const Result<std::string> text =
         storage::ReadManifestText(place_.sink.get(), job_, name_, place_.timeout);
@@ -83,7 +83,7 @@ class StepCheck {
     return file < files_.size() ? files_[file].path : std::string(storage::kDamagedName);
   }
 
-  // Of the file's problems the first one is told. Behind the last file comes the mark of a damaged step.
+  // Only a file's first problem is reported. The index after the last file is the mark of a damaged step.
   void Problem(size_t file, std::string text) {
     const std::lock_guard lock(mutex_);
     problems_.emplace(file, std::move(text));
@@ -126,7 +126,7 @@ class StepCheck {
       const std::string path = folder_ + "/" + files_[range.file].path;
       const storage::Target target{buffers[thread].data(), range.length};
       const Status status = place_.sink->Read(path, range.begin, {&target, 1}, place_.CallDeadline());
-      // These are the file's, not the store's: the others are read all the same.
+      // These codes are about the file and not the store, so the other files are still read.
       if (status.code() == Code::kCorrupt || status.code() == Code::kNotFound || status.code() == Code::kIo)
         Problem(range.file, status.message());
       else if (!status.ok())
@@ -169,7 +169,7 @@ class StepCheck {
   const storage::StepName name_;
   const std::string folder_;
   std::vector<storage::FileEntry> files_;
-  std::vector<Range> ranges_;  // by file, then by place
+  std::vector<Range> ranges_;  // by file, then by offset
   std::mutex mutex_;
   std::map<size_t, std::string> problems_;  // by file; guarded by mutex_ while files are read
 };

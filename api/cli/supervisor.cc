@@ -20,19 +20,19 @@
 namespace ropeteam::cli {
 namespace {
 
-constexpr uint64_t kBackoffMinUs = 200'000;      // a daemon that crashed once is back before a step is over
-constexpr uint64_t kBackoffMaxUs = 10'000'000;   // one that cannot live fills no log
-constexpr uint64_t kHealthyUs = 30'000'000;      // one that lived so long starts over at the shortest wait
-constexpr uint64_t kStopTimeoutUs = 10'000'000;  // a clean end takes milliseconds
-constexpr uint64_t kReadyPollUs = 20'000;  // how soon a daemon's end is seen while its ready line is awaited
+constexpr uint64_t kBackoffMinUs = 200'000;      // a daemon that crashed once is back within a step
+constexpr uint64_t kBackoffMaxUs = 10'000'000;   // a daemon that keeps crashing does not fill a log
+constexpr uint64_t kHealthyUs = 30'000'000;      // after running this long, the next wait is the shortest
+constexpr uint64_t kStopTimeoutUs = 10'000'000;  // a clean stop takes milliseconds
+constexpr uint64_t kReadyPollUs = 20'000;  // how soon an end is noticed while waiting for the ready line
 constexpr size_t kLogTailLines = 20;
 constexpr size_t kLineBytesMax =
-    8192;  // twice what a pipe takes at once: none of the daemon's lines is longer
-// ropeteamd's: a wrong option, and the job's refusal, as when another daemon has taken over this node's name.
-// Starting it again would fail in the same way, or throw that one out in turn.
+    8192;  // twice PIPE_BUF, which is what a pipe takes at once and the limit of the daemon's lines
+// ropeteamd's codes for a wrong option and for a refusal by the job, for example because another daemon has
+// taken over this node's name. A restart would fail in the same way, or displace that daemon in turn.
 constexpr int kExitUsage = 2;
 constexpr int kExitRefused = 3;
-// A daemon that was drained: node/drain.h.
+// Exit codes of a drained daemon: node/drain.h.
 constexpr int kExitsDrained[] = {0, 5, 6};
 constexpr int kPassedOn[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
@@ -56,10 +56,10 @@ std::string Describe(int status) {
   return "ended with exit code " + std::to_string(WEXITSTATUS(status));
 }
 
-// In the child, before exec: the end of the parent is the end of this one too.
+// Called in the child before exec: the child ends when its parent ends.
 void DieWithParent(pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (getppid() != parent) _exit(1);  // it died between fork() and prctl()
+  if (getppid() != parent) _exit(1);  // the parent died between fork() and prctl()
 }
 
 }  // namespace
@@ -91,12 +91,12 @@ Status Supervisor::SpawnDaemon(const std::vector<std::string>& program) {
   const pid_t child = fork();
   if (child < 0) return ErrnoError(errno, "fork");
   if (child == 0) {
-    // A group of its own: what the terminal sends to the foreground is for the command.
+    // A separate process group: signals from the terminal are only for COMMAND.
     setpgid(0, 0);
     DieWithParent(self);
     sigprocmask(SIG_SETMASK, &original_, nullptr);
-    // Its stdout carries only the ready line, which comes by the descriptor; COMMAND's stdout stays
-    // COMMAND's.
+    // The daemon's stdout has only the ready line, which also comes through the descriptor. So stdout is used
+    // by COMMAND alone.
     const int null = open("/dev/null", O_RDWR);
     dup2(null, STDIN_FILENO);
     dup2(null, STDOUT_FILENO);
@@ -137,7 +137,7 @@ Status Supervisor::WaitReady() {
       return Error(Code::kDeadlineExceeded, "ropeteamd was not ready within %u s (--ready-timeout)",
                    config_.ready_timeout_s);
   }
-  // "ropeteamd ready socket PATH control …": a path holds no " control ".
+  // "ropeteamd ready socket PATH control …": a path does not contain " control ".
   const size_t begin = ready_line_.find(" socket ");
   const size_t end = ready_line_.find(" control ");
   if (begin == std::string::npos || end == std::string::npos || end < begin)
@@ -176,7 +176,8 @@ void Supervisor::OnProgress(const std::string& line) {
   std::string progress, what;
   uint64_t done = 0;
   uint64_t total = 0;
-  // Later starts belong to a time when the terminal is COMMAND's, and a daemon that is being stopped will not be ready.
+  // No progress is shown after COMMAND has started, because the terminal is COMMAND's, or while the daemon is
+  // being stopped.
   if (!(words >> progress >> what >> done >> total) || command_ != 0 || command_ended_ || config_.quiet)
     return;
   if (progress_ == nullptr) progress_ = std::make_unique<Progress>("arena " + what, total);
@@ -216,14 +217,14 @@ void Supervisor::OnSignal(const siginfo_t& info) {
     ending_signal_ = info.si_signo;
     return;
   }
-  // The terminal sends Ctrl-C to the whole foreground group: the command has it already.
+  // The terminal sends Ctrl-C to the whole foreground group, so COMMAND has received it already.
   if (info.si_code == SI_KERNEL) return;
   kill(command_, info.si_signo);
 }
 
 void Supervisor::Reap() {
   int status = 0;
-  // All children: as a container's first process this one inherits orphans too.
+  // Waits for all children: as a container's first process, this one also inherits orphans.
   for (pid_t pid = waitpid(-1, &status, WNOHANG); pid > 0; pid = waitpid(-1, &status, WNOHANG)) {
     if (pid == command_) {
       command_ended_ = true;
@@ -269,14 +270,14 @@ int Supervisor::RunCommand(const std::map<std::string, std::string>& environment
   if (child == 0) {
     DieWithParent(self);
     sigprocmask(SIG_SETMASK, &original_, nullptr);
-    unsetenv("ROPETEAM_JOB_KEY");  // the daemon's: programs that track experiments upload their environment
+    unsetenv("ROPETEAM_JOB_KEY");  // only for the daemon: experiment trackers upload their environment
     execvp(argv[0], argv.data());
     const int error = errno;
     std::fprintf(stderr, "ropeteam run: %s: %s\n", argv[0], std::strerror(error));
     _exit(error == ENOENT ? 127 : 126);
   }
   command_ = child;
-  Reap();  // a daemon that ended between its ready line and now
+  Reap();  // in case the daemon ended after its ready line
   watch_at_us_ = NowUs();
   while (!command_ended_) {
     siginfo_t info{};
@@ -298,9 +299,9 @@ int Supervisor::RunCommand(const std::map<std::string, std::string>& environment
 
 void Supervisor::StopDaemon() {
   if (daemon_ == 0) return;
-  // A job that is done has nothing to save: SIGINT never drains.
+  // A finished job has nothing to save, so it gets SIGINT, which never drains.
   const bool job_is_done = command_ != 0 && command_ended_ && command_status_ == 0;
-  command_ended_ = true;  // no restart from here on
+  command_ended_ = true;  // no restarts from here on
   kill(daemon_, job_is_done ? SIGINT : SIGTERM);
   const uint64_t begun = NowUs();
   while (daemon_ != 0) {

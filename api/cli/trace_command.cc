@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam trace: asks every node of the job, through one daemon, what it has noted of a step, and writes it as one
-// timeline. docs/operations.md says what is in it.
+// ropeteam trace: collects every node's events of a step through one daemon, and writes them as one timeline.
+// docs/operations.md describes its content.
 
 #include <algorithm>
 #include <array>
@@ -30,21 +30,21 @@ constexpr char kHelp[] =
     "  --socket PATH      the daemon's socket [ROPETEAM_SOCKET, else the only one of yours on this machine]\n"
     "  --timeout SECONDS  how long each node's answer may take [10]\n";
 
-// Each node's clock is read so often: the quickest answer is the most exact. Questions may be lost, too.
+// Each node's clock is read this often. The fastest answer is the most exact one, and questions may be lost.
 constexpr int kQuestions = 5;
 constexpr uint64_t kNsPerUs = 1000;
-constexpr uint32_t kWholeCopy = UINT32_MAX;  // in place of a chunk
+constexpr uint32_t kWholeCopy = UINT32_MAX;  // used instead of a chunk
 
 struct NodeTrace {
   NodeId id = kNoNode;
   std::string name;
   std::vector<TraceEvent> events;
-  int64_t offset_us = 0;               // of its clock from that of the daemon that was asked
-  TimeUs uncertainty_us = UINT64_MAX;  // half of the way there and back
+  int64_t offset_us = 0;               // of its clock from the asked daemon's clock
+  TimeUs uncertainty_us = UINT64_MAX;  // half of the round-trip time
 };
 
-// The offset as NTP has it (RFC 5905, section 8): the node's clock when it answered, less the middle between the daemon's
-// question and the answer's arrival.
+// Computes the offset as NTP does (RFC 5905, section 8): the node's clock at its answer, minus the middle
+// between the daemon's question and the answer's arrival.
 Status AskNode(AdminClient* client, Step step, double timeout_s, NodeTrace* node) {
   Status status;
   bool answered = false;
@@ -70,7 +70,7 @@ std::string ChunksText(const TraceEvent& event) {
   return "chunks " + std::to_string(event.first) + " to " + std::to_string(event.first + event.count - 1);
 }
 
-// Joins what two nodes noted of one chunk, or of one copy. FNV-1a.
+// An id that connects two nodes' events of one chunk or copy. FNV-1a.
 uint64_t FlowOf(NodeId source, NodeId holder, Rank rank, uint32_t chunk) {
   uint64_t hash = 0xcbf29ce484222325;
   for (const uint64_t part : {source, holder, uint64_t{rank}, uint64_t{chunk}})
@@ -83,7 +83,7 @@ class NodeTimeline {
   NodeTimeline(const NodeTrace& node, const std::map<NodeId, std::string>& names, PerfettoTrace* trace)
       : node_(node), names_(names), trace_(*trace) {
     std::string title = node.name;
-    if (node.uncertainty_us != 0)  // 0: it was asked itself
+    if (node.uncertainty_us != 0)  // 0: this is the asked daemon
       title += " (clock moved by " + std::to_string(-node.offset_us) + " us, give or take " +
                std::to_string(node.uncertainty_us) + " us)";
     process_ = trace_.AddProcess(title);
@@ -108,7 +108,7 @@ class NodeTimeline {
     const auto name = names_.find(node);
     return name != names_.end() ? name->second : "a node that has left";
   }
-  // Slices that overlap get lanes of their own.
+  // Overlapping slices get different lanes.
   PerfettoTrace::Track LaneFor(const std::string& name, uint64_t begin_ns, uint64_t end_ns) {
     std::vector<Lane>& lanes = lanes_[name];
     auto lane = std::find_if(lanes.begin(), lanes.end(),
@@ -126,7 +126,7 @@ class NodeTimeline {
     return rank == TraceEvent::kNoRank ? "step" : "rank " + std::to_string(rank);
   }
 
-  // Of each rank here: from its beginning to the last that was noted of it.
+  // Draws each rank's save, from its begin to its last event.
   void DrawSaves() {
     struct Span {
       uint64_t begin_ns = 0, end_ns = 0;
@@ -188,7 +188,7 @@ class NodeTimeline {
   std::map<std::string, PerfettoTrace::Track> tracks_;
 };
 
-// The nodes of the view, and the newest committed step where none was named.
+// Returns the nodes of the view. Sets the newest committed step if no step was named.
 Result<std::vector<NodeTrace>> FindNodes(AdminClient* client, AskOptions* options) {
   local::Admin admin;
   admin.timeout_ms = static_cast<uint64_t>(options->timeout_s * 1000);
@@ -210,7 +210,8 @@ Result<std::vector<NodeTrace>> FindNodes(AdminClient* client, AskOptions* option
   return nodes;
 }
 
-// The step's newest incarnation: an older one's step of this number is another one.
+// Keeps only events of the step's newest incarnation. An older incarnation's step of this number is a
+// different step.
 void KeepNewest(std::vector<NodeTrace>* nodes) {
   Incarnation newest = 0;
   for (const NodeTrace& node : *nodes)
