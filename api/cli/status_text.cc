@@ -21,7 +21,7 @@ uint64_t Number(const Json& json, const char* key) { return json.at(key).get<uin
 std::string NumberText(const Json& json, const char* key) { return std::to_string(Number(json, key)); }
 std::string Bytes(const Json& json, const char* key) { return FormatSize(Number(json, key)); }
 
-// A daemon of another build does not say.
+// The policy. A daemon of another build may not report it.
 std::string PolicyLine(const Json& status) {
   if (!status.contains("policy") || status.at("policy").is_null()) return "";
   const Json& policy = status.at("policy");
