@@ -73,10 +73,12 @@ void InstallSignals() {
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, nullptr);  // the ready line's reader may be gone
   sigaction(SIGHUP, &action, nullptr);   // a closed terminal must not end the daemon
+  // Whoever started the daemon may have ignored this signal. Then the exit code of --notice cmd: could not be read.
+  action.sa_handler = SIG_DFL;
+  sigaction(SIGCHLD, &action, nullptr);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   // Libraries below libfabric (PSM) catch these signals once they are loaded. They turn a crash into an exit
   // without a core dump or a signal.
-  action.sa_handler = SIG_DFL;
   for (const int number : {SIGSEGV, SIGBUS, SIGILL, SIGABRT}) sigaction(number, &action, nullptr);
 #endif
 }

@@ -244,7 +244,8 @@ Found NoticeReader::RunCommand() {
   if (error != 0) return ErrnoError(error, "--notice cmd: /bin/sh");
   const auto until = std::chrono::steady_clock::now() + kCommandMax;
   int status = 0;
-  for (pid_t ended = 0; (ended = waitpid(child, &status, WNOHANG)) == 0 || (ended < 0 && errno == EINTR);) {
+  for (pid_t ended = 0; (ended = waitpid(child, &status, WNOHANG)) != child;) {
+    if (ended < 0 && errno != EINTR) return ErrnoError(errno, "--notice cmd: waitpid");
     std::unique_lock lock(mutex_);
     stop_.wait_for(lock, kCommandPoll, [this] { return stopped_; });
     if (!stopped_ && std::chrono::steady_clock::now() < until) continue;

@@ -2,6 +2,8 @@
 //
 // ropeteam: the command line.
 
+#include <signal.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <string>
@@ -82,6 +84,9 @@ constexpr Command kCommands[] = {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // Some entry points and schedulers leave this signal ignored, and exec() keeps it so. Then no child's end can be
+  // waited for.
+  signal(SIGCHLD, SIG_DFL);
   const std::string name = argc > 1 ? argv[1] : "";
   const std::vector<std::string> arguments(argv + (argc > 1 ? 2 : 1), argv + argc);
   for (const Command& command : kCommands)

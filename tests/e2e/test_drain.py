@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.server
 import json
 import re
+import signal
 import sys
 import textwrap
 import threading
@@ -226,9 +227,20 @@ def test_a_cloud_that_takes_the_machine_away_drains_it(cluster, metadata, cloud,
     assert f"draining within 30 s: {reason}" in nodes[0].log_text()
 
 
-def test_a_command_s_output_is_the_reason(cluster, tmp_path):
-    notice = tmp_path / "notice"
-    nodes = cluster(1, options=["--notice", f"cmd:cat {notice}", "--notice-seconds", "5"])
+@pytest.mark.parametrize("children", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_command_s_output_is_the_reason(cluster, tmp_path, children):
+    """Also where the daemon was started with SIGCHLD ignored: a command that fails is no notice there either."""
+    notice, asked = tmp_path / "notice", tmp_path / "asked"
+    command = f"cmd:touch {asked}; cat {notice}"
+    before = signal.signal(signal.SIGCHLD, children)
+    try:
+        nodes = cluster(1, options=["--notice", command, "--notice-seconds", "5"])
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    for _ in range(2):  # the second question: the answer to the first one is known
+        wait_until(asked.exists, "a question")
+        asked.unlink()
+    assert "draining" not in nodes[0].log_text()
     notice.write_text("maintenance at noon\nmore\n")
     assert ended(nodes[0]) == 0
     assert "draining within 5 s: maintenance at noon" in nodes[0].log_text()

@@ -9,6 +9,7 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 
 import pytest
 from harness import ROPETEAM, WAIT_S, environment, free_port, on_a_terminal
@@ -64,18 +65,25 @@ signal.pause()
 """
 
 
-def run_with_fake_daemon(tmp_path: pathlib.Path, **variables: str):
-    """`ropeteam run` with these variables: how it ended, and the options that the daemon got."""
+def run_with_fake_daemon(tmp_path: pathlib.Path, before: Sequence[str] = (), **variables: str):
+    """`ropeteam run` with these variables: how it ended, and the options that the daemon got. before: what starts it."""
     daemon = tmp_path / "daemon"
     daemon.write_text(FAKE_DAEMON)
     daemon.chmod(0o755)
     options = tmp_path / "options.json"
     done = subprocess.run(
-        [str(ROPETEAM), "run", "--daemon", str(daemon), "--", "true"],
+        [*before, str(ROPETEAM), "run", "--daemon", str(daemon), "--", "true"],
         env=environment(**variables, FAKE_OPTIONS=str(options)), capture_output=True, text=True, timeout=WAIT_S,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done, json.loads(options.read_text())
+
+
+def test_the_end_of_the_command_is_seen_where_sigchld_was_ignored(tmp_path):
+    """As some entry points leave it; a program that they start inherits that."""
+    ignores = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    done, _ = run_with_fake_daemon(tmp_path, before=[sys.executable, "-c", ignores])
+    assert done.returncode == 0
 
 
 @pytest.mark.parametrize(
