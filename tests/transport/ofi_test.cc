@@ -341,6 +341,52 @@ TEST(OfiTest, ASilentPeerWhoseKernelAnswersIsLeftAlone) {
   ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(3)));
 }
 
+// This thread pauses for longer than a peer may be silent. The peer is alive, and was not asked yet.
+TEST(OfiTest, APauseBeforeThePeerIsAskedIsNotItsSilence) {
+  constexpr uint64_t kLength = 4096;
+  auto rig = Rig::Make("ofi_tcp");
+  auto transport = rig->NewTransport();
+  Memory source(kLength), target(kLength);
+  source.Fill(1);
+  const RegionId local = transport->RegisterRegion(source.data(), kLength).value();
+  auto remote = rig->NewPeer(&target);
+  const PeerId peer = transport->Connect(remote->address).value();
+  const RemoteRegionId into = transport->ImportRegion(peer, remote->key).value();
+  Completions done;
+  ASSERT_TRUE(transport->Put(peer, local, 0, into, 0, kLength, 1).ok());
+  usleep(1'600'000);  // a first contact has 1.5 s
+  ASSERT_TRUE(PollUntil(nullptr, {transport.get()}, &done, [&] { return !done[transport.get()].empty(); }));
+  EXPECT_EQ(done[transport.get()][0].code, Code::kOk);
+}
+
+// As above, in the middle of a put. The peer is stopped meanwhile, so nothing of it completes.
+TEST(OfiTest, APauseInAPutIsNotThePeersSilence) {
+  constexpr uint32_t kSilenceMs = 200;
+  constexpr uint64_t kLength = 4096;
+  auto rig = Rig::Make("ofi_tcp");
+  auto made = CreateOfiTransport({.silence_ms = kSilenceMs});
+  ASSERT_TRUE(made.ok()) << made.status().ToString();
+  Transport* const transport = made->get();
+  Memory source(kLength), target(kLength);
+  source.Fill(1);
+  const RegionId local = transport->RegisterRegion(source.data(), kLength).value();
+  auto remote = rig->NewPeer(&target);
+  const PeerId peer = transport->Connect(remote->address).value();
+  const RemoteRegionId into = transport->ImportRegion(peer, remote->key).value();
+  Completions done;
+  const auto completed = [&](size_t count) { return [&, count] { return done[transport].size() == count; }; };
+  ASSERT_TRUE(transport->Put(peer, local, 0, into, 0, kLength, 1).ok());
+  ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(1)));
+  remote->Stop();
+  ASSERT_TRUE(transport->Put(peer, local, 0, into, 0, kLength, 2).ok());
+  EXPECT_FALSE(PollUntil(nullptr, {transport}, &done, completed(2), 20));
+  usleep(3 * kSilenceMs * 1'000);
+  EXPECT_FALSE(PollUntil(nullptr, {transport}, &done, completed(2), 20)) << "it was given up";
+  remote->Continue();
+  ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(2)));
+  for (const Completion& completion : done[transport]) EXPECT_EQ(completion.code, Code::kOk);
+}
+
 #endif  // ROPETEAM_HAVE_OFI
 
 }  // namespace

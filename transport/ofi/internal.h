@@ -183,6 +183,7 @@ struct Peer {
   bool reconnecting = false;  // it has been up before
   bool heard = false;         // its kernel has answered the probe
   TimeUs connect_start = 0, hello_next = 0, knock_next = 0;
+  TimeUs stepped_at = 0;  // when StepConnecting() was last called
   PeerProbe probe;
   const char* gone_reason = "";  // kGone
 

@@ -33,6 +33,11 @@ constexpr TimeUs kHelloDeadlineUs = 5'000'000;
 constexpr TimeUs kSilenceAfterBreakUs = 80'000;
 constexpr TimeUs kSilenceAtFirstUs = 1'500'000;
 static_assert(kSilenceAfterBreakUs < 100'000);
+// While a peer is being connected, StepConnecting() is called at least every half a millisecond. If a call
+// comes much later, this thread did not run, or it was ending other connections. Then no one has read the peer's
+// answer. So the time between two calls counts at most this much towards the deadlines above.
+constexpr TimeUs kRoundMaxUs = 10'000;
+static_assert(kRoundMaxUs < kSilenceAfterBreakUs / 2);
 // A connection that was shut down returns everything within this time: a socket's buffer is read in 1 to 2
 // ms.
 constexpr TimeUs kHangUpUs = 50'000;
@@ -155,10 +160,13 @@ void OfiTransport::CheckFailed(TimeUs now) {
 // link counts as broken.
 void OfiTransport::CheckSilent(TimeUs now) {
   if (now < silence_next_) return;
-  silence_next_ = now + kSilenceStepUs;
   const TimeUs silence = TimeUs{config_.silence_ms} * 1'000;
+  // If this thread did not run, it has read no peer's answers. Their time begins again.
+  const bool late = now - silence_next_ > silence / 2;
+  silence_next_ = now + kSilenceStepUs;
   for (Peer* peer : linked_) {
     if (peer->state != PeerState::kUp || peer->failed) continue;
+    if (late) peer->heard_at = now;
     const bool silent = peer->outstanding > 0 && now - peer->heard_at > silence / 2;
     if (!silent) {
       peer->probe.Stop();
@@ -182,7 +190,7 @@ void OfiTransport::StartConnecting(Peer* peer, TimeUs now) {
   peer->state = PeerState::kConnecting;
   connecting_++;
   peer->hello_posted = peer->hello_answered = peer->met = false;
-  peer->connect_start = peer->hello_next = now;
+  peer->connect_start = peer->hello_next = peer->stepped_at = now;
   peer->heard = false;
   peer->blocked_since = 0;
 }
@@ -236,6 +244,8 @@ void OfiTransport::StepPeers(TimeUs now) {
 }
 
 void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
+  if (now > peer->stepped_at + kRoundMaxUs) peer->connect_start += now - peer->stepped_at - kRoundMaxUs;
+  peer->stepped_at = now;
   if (peer->hello_answered && HelloSays(peer, now)) return;
   const bool drained = peer->outstanding == 0 || peer->hello_posted;
   if (!drained) peer->connect_start = now;  // a shared endpoint may return fragments at any time
