@@ -381,10 +381,10 @@ TEST(OfiTest, APauseInAPutIsNotThePeersSilence) {
   ASSERT_TRUE(transport->Put(peer, local, 0, into, 0, kLength, 2).ok());
   EXPECT_FALSE(PollUntil(nullptr, {transport}, &done, completed(2), 20));
   usleep(3 * kSilenceMs * 1'000);
-  EXPECT_FALSE(PollUntil(nullptr, {transport}, &done, completed(2), 20)) << "it was given up";
+  EXPECT_FALSE(PollUntil(nullptr, {transport}, &done, completed(2), 20));
   remote->Continue();
   ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(2)));
-  for (const Completion& completion : done[transport]) EXPECT_EQ(completion.code, Code::kOk);
+  for (const Completion& completion : done[transport]) EXPECT_EQ(completion.code, Code::kOk) << "it was given up";
 }
 
 #endif  // ROPETEAM_HAVE_OFI

@@ -33,10 +33,10 @@ constexpr TimeUs kHelloDeadlineUs = 5'000'000;
 constexpr TimeUs kSilenceAfterBreakUs = 80'000;
 constexpr TimeUs kSilenceAtFirstUs = 1'500'000;
 static_assert(kSilenceAfterBreakUs < 100'000);
-// While a peer is being connected, StepConnecting() is called at least every half a millisecond. If a call
-// comes much later, this thread did not run, or it was ending other connections. Then no one has read the peer's
-// answer. So the time between two calls counts at most this much towards the deadlines above.
-constexpr TimeUs kRoundMaxUs = 10'000;
+// While a peer is being connected, a thread that has nothing else to do calls StepConnecting() every half a
+// millisecond. If a call comes much later, this thread did not run, or it was ending other connections. Then no
+// one has read the peer's answer. So the time between two calls counts at most this much towards the deadlines.
+constexpr TimeUs kRoundMaxUs = 25'000;
 static_assert(kRoundMaxUs < kSilenceAfterBreakUs / 2);
 // A connection that was shut down returns everything within this time: a socket's buffer is read in 1 to 2
 // ms.
@@ -160,13 +160,10 @@ void OfiTransport::CheckFailed(TimeUs now) {
 // link counts as broken.
 void OfiTransport::CheckSilent(TimeUs now) {
   if (now < silence_next_) return;
-  const TimeUs silence = TimeUs{config_.silence_ms} * 1'000;
-  // If this thread did not run, it has read no peer's answers. Their time begins again.
-  const bool late = now - silence_next_ > silence / 2;
   silence_next_ = now + kSilenceStepUs;
+  const TimeUs silence = TimeUs{config_.silence_ms} * 1'000;
   for (Peer* peer : linked_) {
     if (peer->state != PeerState::kUp || peer->failed) continue;
-    if (late) peer->heard_at = now;
     const bool silent = peer->outstanding > 0 && now - peer->heard_at > silence / 2;
     if (!silent) {
       peer->probe.Stop();
@@ -174,10 +171,13 @@ void OfiTransport::CheckSilent(TimeUs now) {
     }
     if (!peer->probe.started()) peer->probe.Start(listen_, peer->probe_target, now);
     const PeerProbe::Answer answer = peer->probe.Step();
+    // The time runs from the probe's start, and its answer is read first. So a pause of this thread is not taken for
+    // the peer's silence.
+    const bool unanswered = now - peer->probe.start_us() > silence / 2;
     if (answer == PeerProbe::Answer::kAlive) {
       peer->probe.Stop();
       peer->heard_at = now;
-    } else if (answer == PeerProbe::Answer::kRefused || now - peer->heard_at > silence) {
+    } else if (answer == PeerProbe::Answer::kRefused || unanswered) {
       LOG_WARNING("ofi peer %s: silent for %llu ms with %u operations outstanding", peer->text.c_str(),
                   static_cast<unsigned long long>((now - peer->heard_at) / 1'000), peer->outstanding);
       peer->probe.Stop();
