@@ -270,10 +270,6 @@ void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& 
   const Status status = persistence_.Request(persist.step.id, incarnations_.current());
   if (!status.ok()) return Reply(from, number, status);
   // Every node must have recorded it, so that a later leader has it. Until then the asker repeats the question.
-  // 278-280!// Any daemon may lead and delete by its own rules, so one daemon's rule counts for the job. If daemons had
-  // different
-  // // rules besides the number, the leader might delete what another daemon's rules keep.
-  // Status Leader::CheckFlags(uint64_t persist_every, uint64_t keep_on_storage) const {
   const auto listed = persisting_since_.find(persist.step.id);
   const bool known = listed != persisting_since_.end() ? listed->second <= acked_by_all()
                                                        : persistence_.version() == persistence_seen_;
@@ -322,7 +318,7 @@ PolicyReport Leader::DescribePolicy() const {
                       context_.config.keep_rules,
                       policy_.Of(incarnations_.current().number),
                       {},
-                      persistence_.trouble()};
+                      stored_.known() ? persistence_.trouble() : "storage has not been listed: " + stored_.trouble()};
   report.doubt = CheckFlags(0, report.ranks.keep_on_storage).message();
   return report;
 }

@@ -28,7 +28,8 @@ Result<std::vector<Extent>> Memory::AllocateForSave(uint64_t chunks) {
   if (context_.now < kept_until_ && refuses_replicas() && store.chunks_free() < chunks + refused_chunks_) {
     const auto number = [](uint64_t value) { return static_cast<unsigned long long>(value); };
     return Error(Code::kNoSpace,
-                 "needed %llu chunks (%llu bytes), free %llu, of which %llu wait for a replica, limit %llu (by --memory)",
+                 "needed %llu chunks (%llu bytes), free %llu, of which %llu wait for a replica, limit %llu "
+                 "(by --memory)",
                  number(chunks), number(chunks * store.chunk_bytes()), number(store.chunks_free()),
                  number(refused_chunks_), number(store.chunks_total()));
   }

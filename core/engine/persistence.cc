@@ -235,7 +235,7 @@ void Persistence::BeginPhase(Run::Phase phase) {
 
 void Persistence::HaveTrouble(std::string why) {
   run_->trouble = std::move(why);
-  trouble_ = run_->step.id.ToString() + ": " + run_->trouble;
+  trouble_ = run_->step.id.ToString() + ", trying again: " + run_->trouble;
   const bool warn = run_->warned_at + kWarnEveryUs <= context_.now;
   if (warn) run_->warned_at = context_.now;
   ROPETEAM_LOG(warn ? LogLevel::kWarning : LogLevel::kDebug, "%s is not persisted yet, trying again: %s",
@@ -547,7 +547,8 @@ void Persistence::OnTimer() {
   if (prune_at_ <= context_.now) Prune();
   if (!run_) return;
   if (!run_->confirming && run_->confirm_at <= context_.now) Confirm();
-  if (run_->phase == Run::Phase::kHold && !hold_.trouble().empty()) run_->trouble = hold_.trouble();
+  const bool holding = run_->phase == Run::Phase::kHold;
+  if (holding && !hold_.trouble().empty() && run_->trouble != hold_.trouble()) HaveTrouble(hold_.trouble());
   if (run_->orders_due <= context_.now) RepeatOrders();
   if (look_at_ > context_.now) return;
   look_at_ = context_.now + kRetryUs;

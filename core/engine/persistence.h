@@ -87,8 +87,6 @@ class Persistence {
   // The steps that retention keeps now.
   void SetKept(const std::set<StepId>& kept) { kept_ = kept; }
   const std::deque<NotPersisted>& not_persisted() const { return not_persisted_; }
-  // The last failure, with the step that was to be persisted. Empty: none since a step was persisted.
-  const std::string& trouble() const { return trouble_; }
   const StepId& judged() const { return judged_; }
   // Deletions are running that began when fewer steps than this were to be kept.
   bool DeletesBeyond(uint64_t keep) const {
@@ -97,6 +95,8 @@ class Persistence {
   }
   // Grows whenever one of the values above changes.
   uint64_t version() const { return version_; }
+  // The last failure, with the step that was to be persisted. Empty: none since a step was persisted.
+  const std::string& trouble() const { return trouble_; }
 
  private:
   // Requests for uncommitted steps: a rank has at most 4 saves open.

@@ -575,6 +575,16 @@ TEST_F(PersistenceTest, AHoldThatIsLostStopsTheStep) {
   EXPECT_THAT(Why(10), HasSubstr("given it to node y"));
 }
 
+TEST_F(PersistenceTest, AHoldThatHangsIsTrouble) {
+  Listed();
+  hold_says_ = std::nullopt;
+  Commit(10);
+  works_.OnStalled(TakeWork().tag);
+  PassTime(1);
+  EXPECT_THAT(persistence_.trouble(),
+              AllOf(HasSubstr("step 10 incarnation"), HasSubstr("hold of storage has made no progress")));
+}
+
 TEST_F(PersistenceTest, AReleaseNeverOvertakesTheRequestBeforeIt) {
   hold_says_ = std::nullopt;
   int answers = 0;

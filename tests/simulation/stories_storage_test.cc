@@ -355,6 +355,15 @@ TEST_F(StorageStory, AListingThatHangsIsNamedAndNotRepeated) {
   AddRank(2, 0, 3, 0);
   const Status refused = Hello(2, 0);
   EXPECT_NE(refused.message().find("no progress for a minute"), std::string::npos) << refused.ToString();
+  std::string trouble;
+  const Status answered = Sync([&](Client::StatusDone done) {
+    Person().Report(5 * kSecond, [&trouble, done](const Status& status, const ClusterReport& report) {
+      trouble = report.policy.trouble;
+      done(status);
+    });
+  });
+  EXPECT_TRUE(answered.ok()) << answered.ToString();
+  EXPECT_NE(trouble.find("storage has not been listed: "), std::string::npos) << trouble;
   cluster_->CrashDaemon(2);  // another view
   cluster_->StartDaemon(2);
   AwaitOneView();
