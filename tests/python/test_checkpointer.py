@@ -452,9 +452,11 @@ def test_finalizing_looks_or_waits():
     assert not ckpt.maybe_finalize() and ckpt.stats.committed is None
     assert ckpt.maybe_finalize(blocking=True) and ckpt.stats.committed == 0
     with ckpt:
-        ckpt.step(1)
-        with pytest.raises(ropeteam.InvalidArgument, match="step '2': an integer"):
-            ckpt.step("2")
+        ckpt.step(torch.tensor(1))  # as good as an int
+        assert type(store.steps[-1]) is int
+        for save in (ckpt.step, ckpt.save):
+            with pytest.raises(ropeteam.InvalidArgument, match="step '2': an integer"):
+                save("2")
     assert ckpt.stats.committed == 1
     with pytest.raises(ropeteam.InvalidArgument, match="finished"):
         ckpt.step(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import logging
+import operator
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +31,6 @@ from .._errors import (
     Unsupported,
     error_for,
 )
-from .._native import unsigned
 from .._values import JsonValue
 from ._frameworks import set_policy
 from ._plain import flatten
@@ -123,7 +123,7 @@ class Checkpointer:
         when_full: what a save does if memory is full, because saves come faster than commits. "wait": waits
         up to `timeout` seconds. "skip": the step is not saved. From then on only every second step (fourth,
         …) is saved, the same ones on every rank, until these are committed in time again. "raise": NoSpace,
-        the only error that step() raises.
+        the only error that step() raises for a step that is an integer.
         rng: also torch's, Python's and numpy's random generators. replicas, verify: see save_state().
         required: if a rank has no daemon: True: Unavailable. False: one warning, and every rank trains
         without checkpoints.
@@ -273,14 +273,15 @@ class Checkpointer:
         metadata, persist: see Client.save(); a step with persist is due. Returns True if it is saved and on
         its way to the other nodes. After the return the loop may change the tensors.
         """
-        due = unsigned(step, 64, "step") % self._memory_every == 0
+        step = _number(step)
+        due = step % self._memory_every == 0
         return (due or persist) and self._checked_save(step, metadata, persist, due=False)
 
     def save(
         self, step: int, *, metadata: Mapping[str, JsonValue] | None = None, persist: bool = False
     ) -> bool:
         """Saves `step` even if it is not due. All ranks must call it with the same step."""
-        return self._checked_save(step, metadata, persist, due=True)
+        return self._checked_save(_number(step), metadata, persist, due=True)
 
     def _checked_save(
         self, step: int, metadata: Mapping[str, JsonValue] | None, persist: bool, due: bool
@@ -569,6 +570,13 @@ class Checkpointer:
         if "WORLD_SIZE" in os.environ:
             return Client(timeout=self._timeout)
         return Client(rank=0, world_size=1, timeout=self._timeout)
+
+
+def _number(step: Any) -> int:
+    try:
+        return operator.index(step)
+    except TypeError:
+        raise InvalidArgument(f"step {step!r}: an integer is needed") from None
 
 
 def _is_stateful(value: Any) -> bool:
