@@ -29,8 +29,9 @@ int Main(int argc, char** argv) {
   app.require_subcommand(1);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
     std::string text = "ropeteam-bench: ";
-    const bool unknown = error.get_name() == "RequiredError" && !failed->remaining().empty();
-    text += unknown ? '"' + failed->remaining().front() + "\" is no command" : error.what();
+    const std::vector<std::string> words = failed->remaining();
+    const bool unknown = error.get_name() == "RequiredError" && !words.empty() && words.front()[0] != '-';
+    text += unknown ? '"' + words.front() + "\" is no command" : error.what();
     return text + "\nropeteam-bench --help lists the commands and the options.\n";
   });
   app.fallthrough();  // so that `ropeteam-bench copy --json` finds the options of the whole program;

@@ -84,8 +84,8 @@ constexpr Command kCommands[] = {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Some entry points and schedulers leave this signal ignored, and exec() keeps it so. Then no child's end can be
-  // waited for.
+  // Some entry points and schedulers leave this signal ignored, and exec() keeps it so. Then no child's end can
+  // be waited for.
   signal(SIGCHLD, SIG_DFL);
   const std::string name = argc > 1 ? argv[1] : "";
   const std::vector<std::string> arguments(argv + (argc > 1 ? 2 : 1), argv + argc);

@@ -57,7 +57,7 @@ Status View::OpenAll(bool partial, Deadline deadline) {
   return LoadManifest(deadline);
 }
 
-// Does not change grant_ if it fails.
+// If the call fails, grant_ is unchanged. A grant that is wrong breaks the channel.
 Status View::OpenGrant(bool partial, Deadline deadline) {
   const local::ViewOpen open{step_, rank_, deadline.RemainingMs(), partial};
   local::ViewGrant grant;

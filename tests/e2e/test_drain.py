@@ -241,6 +241,7 @@ def test_a_command_s_output_is_the_reason(cluster, tmp_path, children):
         wait_until(asked.exists, "a question")
         asked.unlink()
     assert "draining" not in nodes[0].log_text()
-    notice.write_text("maintenance at noon\nmore\n")
+    (tmp_path / "whole").write_text("maintenance at noon\nmore\n")
+    (tmp_path / "whole").rename(notice)
     assert ended(nodes[0]) == 0
     assert "draining within 5 s: maintenance at noon" in nodes[0].log_text()

@@ -122,7 +122,7 @@ def test_a_full_arena_refuses_the_save_and_keeps_the_older_steps(cluster):
         with pytest.raises(ropeteam.NoSpace) as raised:
             rope.begin(2, bytes=1 << 30, objects=1)
         said = re.search(
-            r"needed (\d+) chunks \((\d+) bytes\), free (\d+) \((\d+) bytes\), limit (\d+) \((\d+) bytes\)",
+            r"needed (\d+) chunks \((\d+) bytes\), free (\d+) \((\d+) bytes\), limit (\d+) \((\d+) bytes, by --memory\)",
             str(raised.value),
         )
         assert said, raised.value

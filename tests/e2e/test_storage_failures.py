@@ -125,7 +125,7 @@ class Story:
         seen = len(logs(self.nodes))
         self.save(persist=True)
         wait_until(lambda: words in logs(self.nodes)[seen:], f"{what}: a line with {words!r}")
-        assert words in self.nodes[0].status()["policy"]["trouble"], what
+        wait_until(lambda: words in self.nodes[0].status()["policy"]["trouble"], f"{what}: status says {words!r}")
         self.save()
         assert self.step - 1 not in steps_in(self.store), what
         with pytest.raises(ropeteam.DeadlineExceeded):
