@@ -265,6 +265,16 @@ TEST(FrontPool, AnElementComesBackAsNew) {
   }
 }
 
+TEST(FrontRoundClock, ALateRoundCountsAsTheLongestOne) {
+  RoundClock rounds;
+  const TimeUs start = rounds.Advance(1'000'000'000);
+  EXPECT_EQ(rounds.Advance(1'000'000'500), start + 500);
+  EXPECT_EQ(rounds.Advance(1'000'000'500 + kRoundMaxUs), start + 500 + kRoundMaxUs);
+  EXPECT_EQ(rounds.Advance(9'000'000'000), start + 500 + 2 * kRoundMaxUs);
+  EXPECT_EQ(rounds.Advance(8'000'000'000), start + 500 + 2 * kRoundMaxUs) << "the clock went back";
+  EXPECT_EQ(rounds.Advance(9'000'000'001), start + 501 + 2 * kRoundMaxUs);
+}
+
 TEST(FrontWake, IsSeenOnceByWhoeverSleepsNext) {
   WakeFd wake;
   ASSERT_TRUE(wake.Open().ok());

@@ -313,78 +313,58 @@ TEST(OfiTest, WaitNoticesAPeersDeath) {
   EXPECT_LT(NowUs() - killed, 100'000u);
 }
 
+// A transport that checks a peer after kSilenceMs without a completion. The peer has taken one put, and is then stopped
+// in the middle of a second one.
+class OfiSilenceTest : public testing::Test {
+ protected:
+  static constexpr uint32_t kSilenceMs = 200;
+
+  OfiSilenceTest() {
+    source_.Fill(1);
+    const RegionId local = transport_->RegisterRegion(source_.data(), kLength).value();
+    peer_ = transport_->Connect(remote_->address).value();
+    const RemoteRegionId into = transport_->ImportRegion(peer_, remote_->key).value();
+    const auto put = [&](uint64_t context) {
+      EXPECT_TRUE(transport_->Put(peer_, local, 0, into, 0, kLength, context).ok());
+    };
+    put(1);
+    EXPECT_TRUE(Drive(1));
+    remote_->Stop();
+    put(2);
+  }
+  bool Drive(size_t count, uint64_t limit_ms = 20'000) {
+    return PollUntil(
+        nullptr, {transport_.get()}, &done_, [&] { return done().size() == count; }, limit_ms);
+  }
+  // The peer goes on, and both puts arrive.
+  void ExpectKept() {
+    remote_->Continue();
+    ASSERT_TRUE(Drive(2));
+    for (const Completion& completion : done()) EXPECT_EQ(completion.code, Code::kOk) << "it was given up";
+  }
+  const std::vector<Completion>& done() { return done_[transport_.get()]; }
+
+  static constexpr uint64_t kLength = 4096;
+  Memory source_{kLength}, target_{kLength};
+  std::unique_ptr<Transport> transport_ = CreateOfiTransport({.silence_ms = kSilenceMs}).value();
+  std::unique_ptr<RemotePeer> remote_ = Rig::Make("ofi_tcp")->NewPeer(&target_);
+  PeerId peer_ = 0;
+  Completions done_;
+};
+
 // A stopped process completes nothing for five times as long as the limit, but its kernel answers.
-TEST(OfiTest, ASilentPeerWhoseKernelAnswersIsLeftAlone) {
-  constexpr uint32_t kSilenceMs = 200;
-  constexpr uint64_t kLength = 4096;
-  auto rig = Rig::Make("ofi_tcp");
-  auto made = CreateOfiTransport({.silence_ms = kSilenceMs});
-  ASSERT_TRUE(made.ok()) << made.status().ToString();
-  Transport* const transport = made->get();
-  Memory source(kLength), target(kLength);
-  source.Fill(1);
-  const RegionId local = transport->RegisterRegion(source.data(), kLength).value();
-  auto remote = rig->NewPeer(&target);
-  const PeerId peer = transport->Connect(remote->address).value();
-  const RemoteRegionId into = transport->ImportRegion(peer, remote->key).value();
-  Completions done;
-  const auto completed = [&](size_t count) { return [&, count] { return done[transport].size() == count; }; };
-  ASSERT_TRUE(transport->Put(peer, local, 0, into, 0, kLength, 1).ok());
-  ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(1)));
-  remote->Stop();
-  ASSERT_TRUE(transport->Put(peer, local, 0, into, 0, kLength, 2).ok());
-  EXPECT_FALSE(PollUntil(nullptr, {transport}, &done, completed(2), 5 * kSilenceMs)) << "it was given up";
-  remote->Continue();
-  ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(2)));
-  for (const Completion& completion : done[transport]) EXPECT_EQ(completion.code, Code::kOk);
-  transport->Disconnect(peer);
-  ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(3)));
+TEST_F(OfiSilenceTest, ASilentPeerWhoseKernelAnswersIsLeftAlone) {
+  EXPECT_FALSE(Drive(2, 5 * kSilenceMs)) << "it was given up";
+  ExpectKept();
+  transport_->Disconnect(peer_);
+  ASSERT_TRUE(Drive(3));
 }
 
-// This thread pauses for longer than a peer may be silent. The peer is alive, and was not asked yet.
-TEST(OfiTest, APauseBeforeThePeerIsAskedIsNotItsSilence) {
-  constexpr uint64_t kLength = 4096;
-  auto rig = Rig::Make("ofi_tcp");
-  auto transport = rig->NewTransport();
-  Memory source(kLength), target(kLength);
-  source.Fill(1);
-  const RegionId local = transport->RegisterRegion(source.data(), kLength).value();
-  auto remote = rig->NewPeer(&target);
-  const PeerId peer = transport->Connect(remote->address).value();
-  const RemoteRegionId into = transport->ImportRegion(peer, remote->key).value();
-  Completions done;
-  ASSERT_TRUE(transport->Put(peer, local, 0, into, 0, kLength, 1).ok());
-  usleep(1'600'000);  // a first contact has 1.5 s
-  ASSERT_TRUE(PollUntil(nullptr, {transport.get()}, &done, [&] { return !done[transport.get()].empty(); }));
-  EXPECT_EQ(done[transport.get()][0].code, Code::kOk);
-}
-
-// As above, in the middle of a put. The peer is stopped meanwhile, so nothing of it completes.
-TEST(OfiTest, APauseInAPutIsNotThePeersSilence) {
-  constexpr uint32_t kSilenceMs = 200;
-  constexpr uint64_t kLength = 4096;
-  auto rig = Rig::Make("ofi_tcp");
-  auto made = CreateOfiTransport({.silence_ms = kSilenceMs});
-  ASSERT_TRUE(made.ok()) << made.status().ToString();
-  Transport* const transport = made->get();
-  Memory source(kLength), target(kLength);
-  source.Fill(1);
-  const RegionId local = transport->RegisterRegion(source.data(), kLength).value();
-  auto remote = rig->NewPeer(&target);
-  const PeerId peer = transport->Connect(remote->address).value();
-  const RemoteRegionId into = transport->ImportRegion(peer, remote->key).value();
-  Completions done;
-  const auto completed = [&](size_t count) { return [&, count] { return done[transport].size() == count; }; };
-  ASSERT_TRUE(transport->Put(peer, local, 0, into, 0, kLength, 1).ok());
-  ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(1)));
-  remote->Stop();
-  ASSERT_TRUE(transport->Put(peer, local, 0, into, 0, kLength, 2).ok());
-  EXPECT_FALSE(PollUntil(nullptr, {transport}, &done, completed(2), 20));
+TEST_F(OfiSilenceTest, APauseOfThisThreadIsNotThePeersSilence) {
+  EXPECT_FALSE(Drive(2, 20));
   usleep(3 * kSilenceMs * 1'000);
-  EXPECT_FALSE(PollUntil(nullptr, {transport}, &done, completed(2), 20));
-  remote->Continue();
-  ASSERT_TRUE(PollUntil(nullptr, {transport}, &done, completed(2)));
-  for (const Completion& completion : done[transport]) EXPECT_EQ(completion.code, Code::kOk) << "it was given up";
+  EXPECT_FALSE(Drive(2, 20));
+  ExpectKept();
 }
 
 #endif  // ROPETEAM_HAVE_OFI

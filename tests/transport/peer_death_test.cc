@@ -3,6 +3,7 @@
 // Peers that die, hang, and come back, of every transport in this build.
 
 #include <gmock/gmock.h>
+#include <unistd.h>
 
 #include <set>
 
@@ -16,9 +17,9 @@ using testing::AnyOf;
 constexpr uint32_t kSource = 1, kTarget = 2, kOther = 3;
 constexpr uint64_t kLength = 8 << 20;
 
-class PeerTest : public testing::TestWithParam<std::string> {
- protected:
-  PeerTest() {
+// A transport with a region, for a peer with another one.
+struct Initiator {
+  explicit Initiator(const std::string& kind) : rig_(Rig::Make(kind)) {
     memory_.Fill(kSource);
     target_.Fill(kTarget);
     region_ = transport_->RegisterRegion(memory_.data(), kLength).value();
@@ -47,13 +48,18 @@ class PeerTest : public testing::TestWithParam<std::string> {
     EXPECT_EQ(done().size(), before);
   }
 
-  std::unique_ptr<Rig> rig_ = Rig::Make(GetParam());
+  std::unique_ptr<Rig> rig_;
   Memory memory_{kLength}, target_{kLength};
   std::unique_ptr<Transport> transport_ = rig_->NewTransport();
   RegionId region_ = 0;
   PeerId peer_ = 0;
   RemoteRegionId remote_ = 0;
   Completions done_;
+};
+
+class PeerTest : public testing::TestWithParam<std::string>, protected Initiator {
+ protected:
+  PeerTest() : Initiator(GetParam()) {}
 };
 
 TEST_P(PeerTest, KilledWithAThousandInFlightGivesEveryBufferBackOnce) {
@@ -258,6 +264,25 @@ TEST_P(PeerTest, ARegionRevokedInAnotherProcessIsRefusedThere) {
   EXPECT_THAT(PutOne(0, 1 << 20), AnyOf(Code::kInvalidArgument, Code::kLinkFailed));
   EXPECT_THAT(PutOne(0, 10), AnyOf(Code::kInvalidArgument, Code::kLinkFailed));
   EXPECT_TRUE(target_.HoldsOutside(kTarget, 0, 0));
+}
+
+// All kinds of transport pause at once, for longer than any of them waits for a peer's first answer.
+TEST(PeerPauseTest, APauseBeforeThePeersAreAskedIsNotTheirSilence) {
+  std::vector<std::unique_ptr<Initiator>> initiators;
+  std::vector<std::unique_ptr<RemotePeer>> peers;
+  for (const std::string& kind : TransportKinds()) {
+    auto initiator = std::make_unique<Initiator>(kind);
+    if (!initiator->rig_->deaf().empty()) continue;
+    peers.push_back(initiator->rig_->NewPeer(&initiator->target_));
+    initiator->Meet(*peers.back());
+    Initiator& one = *initiators.emplace_back(std::move(initiator));
+    ASSERT_TRUE(one.transport_->Put(one.peer_, one.region_, 0, one.remote_, 0, 4096, 1).ok());
+  }
+  usleep(5'100'000);
+  for (const auto& initiator : initiators) {
+    ASSERT_TRUE(initiator->Drive(1));
+    EXPECT_EQ(initiator->done()[0].code, Code::kOk) << initiator->transport_->Describe();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, PeerTest, testing::ValuesIn(TransportKinds()),

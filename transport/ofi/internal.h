@@ -182,8 +182,8 @@ struct Peer {
   bool met = false;           // the hello has named the right instance: the peer is asked for keys
   bool reconnecting = false;  // it has been up before
   bool heard = false;         // its kernel has answered the probe
-  TimeUs connect_start = 0, hello_next = 0, knock_next = 0;
-  TimeUs stepped_at = 0;  // when StepConnecting() was last called
+  TimeUs connect_start = 0;  // by rounds_
+  TimeUs hello_next = 0, knock_next = 0;
   PeerProbe probe;
   const char* gone_reason = "";  // kGone
 
@@ -308,6 +308,7 @@ class OfiTransport final : public front::Front<OfiTransport, Peer, Operation> {
   std::vector<uint32_t> slots_free_;
   size_t outstanding_ = 0;           // fragments at the device
   uint32_t connecting_ = 0;          // peers in kConnecting
+  front::RoundClock rounds_;
   front::Turns<Peer> active_;        // peers in kUp with a queue
   std::vector<Peer*> linked_;        // peers with a link of their own
   std::vector<fid*> sleep_objects_;  // Sleep()'s scratch, kept so that it allocates nothing

@@ -33,11 +33,7 @@ constexpr TimeUs kHelloDeadlineUs = 5'000'000;
 constexpr TimeUs kSilenceAfterBreakUs = 80'000;
 constexpr TimeUs kSilenceAtFirstUs = 1'500'000;
 static_assert(kSilenceAfterBreakUs < 100'000);
-// While a peer is being connected, a thread that has nothing else to do calls StepConnecting() every half a
-// millisecond. If a call comes much later, this thread did not run, or it was ending other connections. Then no
-// one has read the peer's answer. So the time between two calls counts at most this much towards the deadlines.
-constexpr TimeUs kRoundMaxUs = 25'000;
-static_assert(kRoundMaxUs < kSilenceAfterBreakUs / 2);
+static_assert(front::kRoundMaxUs < kSilenceAfterBreakUs / 2);  // one late round does not end a peer
 // A connection that was shut down returns everything within this time: a socket's buffer is read in 1 to 2
 // ms.
 constexpr TimeUs kHangUpUs = 50'000;
@@ -190,7 +186,8 @@ void OfiTransport::StartConnecting(Peer* peer, TimeUs now) {
   peer->state = PeerState::kConnecting;
   connecting_++;
   peer->hello_posted = peer->hello_answered = peer->met = false;
-  peer->connect_start = peer->hello_next = peer->stepped_at = now;
+  peer->connect_start = rounds_.Advance(now);
+  peer->hello_next = now;
   peer->heard = false;
   peer->blocked_since = 0;
 }
@@ -244,15 +241,14 @@ void OfiTransport::StepPeers(TimeUs now) {
 }
 
 void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
-  if (now > peer->stepped_at + kRoundMaxUs) peer->connect_start += now - peer->stepped_at - kRoundMaxUs;
-  peer->stepped_at = now;
+  const TimeUs counted = rounds_.Advance(now);
   if (peer->hello_answered && HelloSays(peer, now)) return;
   const bool drained = peer->outstanding == 0 || peer->hello_posted;
-  if (!drained) peer->connect_start = now;  // a shared endpoint may return fragments at any time
+  if (!drained) peer->connect_start = counted;  // a shared endpoint may return fragments at any time
   if (peer->met && !peer->failed && now >= peer->knock_next) SendKnock(peer, now);
   if (!peer->hello_posted && drained && !peer->failed && now >= peer->hello_next) PostHello(peer, now);
   const bool probed = probes_ && peer->probe_target.length != 0;
-  if (probed && !peer->probe.started() && (peer->reconnecting || now - peer->connect_start >= kProbeAfterUs))
+  if (probed && !peer->probe.started() && (peer->reconnecting || counted - peer->connect_start >= kProbeAfterUs))
     peer->probe.Start(listen_, peer->probe_target, now);
   if (peer->probe.started()) {
     const PeerProbe::Answer answer = peer->probe.Step();
@@ -262,7 +258,7 @@ void OfiTransport::StepConnecting(Peer* peer, TimeUs now) {
   TimeUs deadline = peer->reconnecting ? kSilenceAfterBreakUs : kSilenceAtFirstUs;
   if (peer->heard || (!probed && !peer->reconnecting)) deadline = kHelloDeadlineUs;
   if (!probed && peer->reconnecting) deadline = kHelloDeadlineUnprobedUs;
-  if (now - peer->connect_start <= deadline) return;
+  if (counted - peer->connect_start <= deadline) return;
   SetGone(peer, peer->met     ? "it has disconnected this node and grants no access"
                 : peer->heard ? "it makes no progress"
                               : "no answer");

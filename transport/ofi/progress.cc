@@ -16,6 +16,7 @@ namespace {
 constexpr size_t kEntriesPerRead = 64;
 // While a connection is being made, our calls drive it, not events.
 constexpr TimeUs kConnectingSleepUs = 500;
+static_assert(kConnectingSleepUs <= front::kRoundSleepUs);
 // The intervals of polling a completion queue without a descriptor: with work outstanding, and without.
 constexpr TimeUs kBlindBusySleepUs = 50;
 constexpr TimeUs kBlindIdleSleepUs = 2'000;

@@ -146,7 +146,8 @@ struct Peer {
   bool hello_posted = false, hello_answered = false;
   bool reconnecting = false;  // it has been up before
   uint32_t tries = 0;
-  TimeUs connect_start = 0, hello_next = 0;
+  TimeUs connect_start = 0;  // by rounds_
+  TimeUs hello_next = 0;
 
   bool gone() const { return state == PeerState::kGone; }
   bool closing() const { return state == PeerState::kClosing; }
@@ -233,6 +234,7 @@ class UcxTransport final : public front::Front<UcxTransport, Peer, Operation> {
   size_t outstanding_ = 0;           // requests at UCX
   uint32_t unsettled_ = 0;           // peers that are connecting or draining, counted by StepPeers()
   bool suspects_ = false;            // a peer has failed since StepPeers()
+  front::RoundClock rounds_;
   TimeUs look_next_ = 0;             // time of the next check of the peers with work
   front::Turns<Peer> active_;        // peers in kUp with a queue or with puts to flush
   std::vector<pollfd> sleep_items_;  // Sleep()'s scratch, kept so that it allocates nothing

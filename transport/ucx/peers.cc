@@ -42,7 +42,8 @@ void UcxTransport::StartConnecting(Peer* peer, TimeUs now) {
   peer->state = PeerState::kConnecting;
   peer->hello_posted = peer->hello_answered = false;
   peer->tries = 0;
-  peer->connect_start = peer->hello_next = now;
+  peer->connect_start = rounds_.Advance(now);
+  peer->hello_next = now;
   peer->failed = false;
   if (!peer->watch.watching()) peer->watch.Start(peer->remote.process, peer->remote.instance);
   suspects_ = true;
@@ -211,6 +212,7 @@ void UcxTransport::BreakEndpoint(Peer* peer) {
 }
 
 void UcxTransport::StepConnecting(Peer* peer, TimeUs now) {
+  const TimeUs counted = rounds_.Advance(now);
   if (peer->hello_answered) {
     if (peer->hello.magic == kHelloMagic && peer->hello.instance == peer->remote.instance)
       SetUp(peer);
@@ -221,7 +223,7 @@ void UcxTransport::StepConnecting(Peer* peer, TimeUs now) {
   if (peer->tries >= kHelloTriesMax) return SetGone(peer, "it cannot be reached");
   // If the process of a peer on this host is alive, the peer is busy: no link between hosts can have failed.
   const bool known = peer->reconnecting && !peer->watch.watching();
-  if (now - peer->connect_start > (known ? kHelloDeadlineAfterBreakUs : kHelloDeadlineUs))
+  if (counted - peer->connect_start > (known ? kHelloDeadlineAfterBreakUs : kHelloDeadlineUs))
     return SetGone(peer, "it does not answer");
   if (!peer->draining && !peer->hello_posted && now >= peer->hello_next) PostHello(peer, now);
 }

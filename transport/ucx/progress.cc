@@ -19,6 +19,7 @@ constexpr int kRoundsPerPoll = 16;
 constexpr TimeUs kLookUs = 1'000;
 // While a peer connects or drains, only our calls check its timeouts.
 constexpr TimeUs kUnsettledSleepUs = 500;
+static_assert(kUnsettledSleepUs <= front::kRoundSleepUs);
 // A peer in this process has no descriptor that shows its end.
 constexpr TimeUs kInsideSleepUs = 10'000;
 // Arming fails while there is work. Progress between two tries does that work.

@@ -173,7 +173,8 @@ struct Link {
   List<Piece> held;          // returned by the device, waiting for the confirmation of `superseded`
   bool timed = false;        // in timed_
   TimeUs timeout = 0;        // of the next kConnecting
-  TimeUs deadline = 0;       // kConnecting, kDraining: when the timeout ends; kDown: when to try again
+  // kConnecting: when the timeout ends, by rounds_. kDraining: the same, by the clock. kDown: when to try again.
+  TimeUs deadline = 0;
   TimeUs send_next = 0;      // kConnecting: when to repeat the request …
   TimeUs send_interval = 0;  // … and the time from that to the next one
 };
@@ -316,6 +317,7 @@ class VerbsTransport final : public front::Front<VerbsTransport, Peer, Operation
   size_t outstanding_ = 0;      // pieces at devices
   front::Turns<Peer> active_;   // peers in kUp with something to post
   std::vector<Link*> timed_;    // links in kConnecting, kDraining, kDown
+  front::RoundClock rounds_;
   std::vector<PeerId> closed_;  // peers in kClosing
   front::Pool<Piece> pieces_;
   std::vector<LinkLoad> loads_;      // LinkForNext()'s scratch

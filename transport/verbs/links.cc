@@ -142,14 +142,14 @@ void VerbsTransport::SetTimer(Link* link) {
 
 void VerbsTransport::StartConnecting(Link* link, TimeUs timeout, TimeUs now) {
   link->state = LinkState::kConnecting;
-  link->deadline = now + timeout;
+  link->deadline = rounds_.Advance(now) + timeout;
   link->send_next = now;
   link->send_interval = kRepeatUs;
   SetTimer(link);
   const Status made = MakeQueuePair(link->rail, &link->queue_pair, &link->inline_bytes);
   if (!made.ok()) {
     LOG_WARNING("verbs peer %s: %s", link->peer->text.c_str(), made.ToString().c_str());
-    link->deadline = now;
+    link->deadline = 0;
     return;
   }
   link->connection = RandomNumber();
@@ -214,7 +214,7 @@ void VerbsTransport::StepLink(Link* link, TimeUs now) {
     case LinkState::kUp:
       return;
     case LinkState::kConnecting:
-      if (now >= link->deadline) return TakeDown(link, "no answer", now);
+      if (rounds_.Advance(now) >= link->deadline) return TakeDown(link, "no answer", now);
       if (now >= link->send_next) SendRequest(link, now);
       return;
     case LinkState::kDraining:
@@ -246,7 +246,8 @@ void VerbsTransport::BreakLink(Link* link, TimeUs timeout, TimeUs now) {
   for (Link& other : peer->links) {
     if (other.state == LinkState::kDown) other.deadline = now;
     // Their timeouts assumed that this link proved the peer alive; shorten them.
-    if (other.state == LinkState::kConnecting) other.deadline = std::min(other.deadline, now + timeout);
+    if (other.state == LinkState::kConnecting)
+      other.deadline = std::min(other.deadline, rounds_.Advance(now) + timeout);
     if (other.state == LinkState::kDraining) other.timeout = std::min(other.timeout, timeout);
   }
 }
@@ -265,8 +266,9 @@ void VerbsTransport::BreakStuckLinks(TimeUs now) {
         link.oldest_since = now;
       }
       if (now - link.oldest_since < kStuckUs) continue;
-      LOG_WARNING("verbs peer %s: %s has neither completed nor failed any of %u pieces for %llu s", peer->text.c_str(),
-                  LinkText(link), link.piece_count, static_cast<unsigned long long>(kStuckUs / 1'000'000));
+      LOG_WARNING("verbs peer %s: %s has neither completed nor failed any of %u pieces for %llu s",
+                  peer->text.c_str(), LinkText(link), link.piece_count,
+                  static_cast<unsigned long long>(kStuckUs / 1'000'000));
       const bool others = peer->links_up > 1;
       if (!others) FailOperation(peer.get(), link.pieces.head()->operation, Code::kLinkFailed);
       BreakLink(&link, others ? kTimeoutAliveUs : timeout_silent_, now);

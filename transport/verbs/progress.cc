@@ -140,8 +140,7 @@ void VerbsTransport::OnPort(Rail* rail, bool up, TimeUs now) {
 TimeUs VerbsTransport::NextTimer() const {
   TimeUs next = outstanding_ > 0 ? stuck_next_ : UINT64_MAX;
   for (const Link* link : timed_) {
-    next = std::min(next, link->deadline);
-    if (link->state == LinkState::kConnecting) next = std::min(next, link->send_next);
+    next = std::min(next, link->state == LinkState::kConnecting ? link->send_next : link->deadline);
     if (link->state == LinkState::kDraining && link->pieces.empty()) next = 0;
   }
   return next;
@@ -171,6 +170,10 @@ void VerbsTransport::Sleep(TimeUs now, uint64_t timeout_us) {
   if (operations_.finished()) return;
   if (const TimeUs timer = NextTimer(); timer != UINT64_MAX)
     timeout_us = std::min(timeout_us, timer > now ? timer - now : 0);
+  const bool connecting = std::any_of(timed_.begin(), timed_.end(), [](const Link* link) {
+    return link->state == LinkState::kConnecting;
+  });
+  if (connecting) timeout_us = std::min(timeout_us, front::kRoundSleepUs);
   sleep_items_.assign(1, wake_.item());
   for (const auto& rail : rails_) {
     sleep_items_.push_back({rail->channel->fd, POLLIN, 0});
