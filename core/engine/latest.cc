@@ -54,8 +54,7 @@ Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& 
     if (waits_since_ == 0) waits_since_ = context_.now;
     const bool other = floor || NewestInMemory(Of::kAll);
     if (other && waits_since_ + kStorageWaitUs <= context_.now) return std::optional<StepId>();
-    return Error(Code::kUnavailable, "storage, which may have a newer step, has not been listed: %s",
-                 stored_.trouble().c_str());
+    return Error(Code::kUnavailable, "%s; storage may have a newer step", stored_.WhyUnknown().c_str());
   }
   while (const std::optional<StepId> newest = stored_.NewestBefore(end)) {
     // The job has steps of its own in memory, so it does not begin from another job's steps.
@@ -67,9 +66,8 @@ Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& 
       continue;
     }
     if (!stored_.Has(*newest)) continue;  // damaged: try the next older one
-    return Error(Code::kUnavailable, "the manifest of %s on storage is being read%s%s",
-                 newest->ToString().c_str(), stored_.trouble().empty() ? "" : ": ",
-                 stored_.trouble().c_str());
+    return Error(Code::kUnavailable, "the manifest of %s on storage is being read%s",
+                 newest->ToString().c_str(), stored_.Because().c_str());
   }
   return std::optional<StepId>();
 }
@@ -78,9 +76,8 @@ Result<std::optional<StepId>> Latest::NewestBefore(const StepId& end, Of of) {
   std::optional<StepId> newest = NewestInMemory(of);
   while (newest && of == Of::kOffered) {
     if (!KnowsRestores(*newest))
-      return Error(Code::kUnavailable, "the restore count of %s on storage is being read%s%s",
-                   newest->ToString().c_str(), stored_.trouble().empty() ? "" : ": ",
-                   stored_.trouble().c_str());
+      return Error(Code::kUnavailable, "the restore count of %s on storage is being read%s",
+                   newest->ToString().c_str(), stored_.Because().c_str());
     if (!restores_.Holds(*newest)) break;
     newest = NewestInMemory(of);
   }
@@ -144,8 +141,7 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   if (!offered.ok()) return offered.status();
   const std::optional<StepId> newest = *offered;
   if (!stored_.known() && newest)
-    LOG_WARNING("storage has not been listed, and %s is chosen from memory: %s", newest->ToString().c_str(),
-                stored_.trouble().c_str());
+    LOG_WARNING("%s is chosen from memory: %s", newest->ToString().c_str(), stored_.WhyUnknown().c_str());
   if (const StepId id = NewestCommitted(); newest.value_or(StepId()) < id) {
     if (!newest && members < settings.nodes)
       return Error(Code::kUnavailable,

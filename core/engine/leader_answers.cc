@@ -84,8 +84,7 @@ void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) 
   if (!stored_.known() && incarnations_.current().number == 0)
     return Reply(
         from, number,
-        Error(Code::kUnavailable, "storage, which may have steps of this job, has not been listed: %s",
-              stored_.trouble().c_str()));
+        Error(Code::kUnavailable, "%s; storage may have steps of this job", stored_.WhyUnknown().c_str()));
   incarnations_.SetFloor(stored_.incarnation_floor());
   const Incarnation before = incarnations_.current().number;
   const Status admitted = incarnations_.Admit(from, number, join);
@@ -139,8 +138,8 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
   const uint32_t world_size = step.ok() ? WorldSizeOf(*step) : 0;
   if (step.ok() && world_size == 0)
     return Reply(from, number,
-                 Error(Code::kUnavailable, "the manifest of %s on storage is being read: %s",
-                       step->ToString().c_str(), stored_.trouble().c_str()));
+                 Error(Code::kUnavailable, "the manifest of %s on storage is being read%s",
+                       step->ToString().c_str(), stored_.Because().c_str()));
   const bool pinned = latest.incarnation != 0 && (step.ok() ? step->incarnation != latest.incarnation
                                                             : step.status().code() == Code::kNotFound);
   if (pinned && !PinIsKnown()) {
@@ -192,9 +191,8 @@ Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
   const std::shared_ptr<const StoredStep> step = stored_.Manifest(StepOf(shard));
   if (step == nullptr) {
     if (stored_.Has(StepOf(shard)) || !stored_.known())
-      return Error(Code::kUnavailable, "no node holds %s, and storage has not answered yet%s%s",
-                   shard.ToString().c_str(), stored_.trouble().empty() ? "" : ": ",
-                   stored_.trouble().c_str());
+      return Error(Code::kUnavailable, "no node holds %s, and storage has not answered yet%s",
+                   shard.ToString().c_str(), stored_.Because().c_str());
     return Error(Code::kNotFound, "no node holds %s%s", shard.ToString().c_str(),
                  stored_.used() ? ", nor does storage" : "");
   }
@@ -265,8 +263,7 @@ void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& 
   if (context_.view.settings.storage.empty())
     return Reply(from, number, Error(Code::kUnsupported, "this job has no storage to persist to"));
   if (!stored_.known())
-    return Reply(from, number,
-                 Error(Code::kUnavailable, "storage has not been listed: %s", stored_.trouble().c_str()));
+    return Reply(from, number, Error(Code::kUnavailable, "%s", stored_.WhyUnknown().c_str()));
   const Status status = persistence_.Request(persist.step.id, incarnations_.current());
   if (!status.ok()) return Reply(from, number, status);
   // Every node must have recorded it, so that a later leader has it. Until then the asker repeats the question.
@@ -318,7 +315,9 @@ PolicyReport Leader::DescribePolicy() const {
                       context_.config.keep_rules,
                       policy_.Of(incarnations_.current().number),
                       {},
-                      stored_.known() ? persistence_.trouble() : "storage has not been listed: " + stored_.trouble()};
+                      {}};
+  const bool lists = stored_.known() || stored_.trouble().empty();
+  report.trouble = lists ? persistence_.trouble() : stored_.WhyUnknown();
   report.doubt = CheckFlags(0, report.ranks.keep_on_storage).message();
   return report;
 }

@@ -235,7 +235,6 @@ void Persistence::BeginPhase(Run::Phase phase) {
 
 void Persistence::HaveTrouble(std::string why) {
   run_->trouble = std::move(why);
-  trouble_ = run_->step.id.ToString() + ", trying again: " + run_->trouble;
   const bool warn = run_->warned_at + kWarnEveryUs <= context_.now;
   if (warn) run_->warned_at = context_.now;
   ROPETEAM_LOG(warn ? LogLevel::kWarning : LogLevel::kDebug, "%s is not persisted yet, trying again: %s",
@@ -547,8 +546,8 @@ void Persistence::OnTimer() {
   if (prune_at_ <= context_.now) Prune();
   if (!run_) return;
   if (!run_->confirming && run_->confirm_at <= context_.now) Confirm();
-  const bool holding = run_->phase == Run::Phase::kHold;
-  if (holding && !hold_.trouble().empty() && run_->trouble != hold_.trouble()) HaveTrouble(hold_.trouble());
+  const bool needs_hold = run_->confirming && (!run_->held || run_->phase == Run::Phase::kManifest);
+  if (needs_hold && !hold_.trouble().empty() && run_->trouble != hold_.trouble()) HaveTrouble(hold_.trouble());
   if (run_->orders_due <= context_.now) RepeatOrders();
   if (look_at_ > context_.now) return;
   look_at_ = context_.now + kRetryUs;
@@ -558,6 +557,11 @@ void Persistence::OnTimer() {
   if (stuck && waiting_)
     Abandon("nothing of it could be written for a minute, and " + waiting_->id.ToString() +
             " is newer: " + run_->trouble);
+}
+
+std::string Persistence::trouble() const {
+  if (!run_ || run_->trouble.empty()) return trouble_;
+  return run_->step.id.ToString() + ", trying again: " + run_->trouble;
 }
 
 TimeUs Persistence::NextTimer() const {

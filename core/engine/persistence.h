@@ -95,8 +95,9 @@ class Persistence {
   }
   // Grows whenever one of the values above changes.
   uint64_t version() const { return version_; }
-  // The last failure, with the step that was to be persisted. Empty: none since a step was persisted.
-  const std::string& trouble() const { return trouble_; }
+  // What keeps the present step from being written, or else why the last one was given up, with the step. Empty: no
+  // failure since a step was persisted.
+  std::string trouble() const;
 
  private:
   // Requests for uncommitted steps: a rank has at most 4 saves open.
@@ -175,6 +176,8 @@ class Persistence {
   void OnConfirmed(const Status& status);
   void BeginWaiting();
   void Abandon(const std::string& why);
+  // The step will not be persisted. kInfo: a newer step took its place, which is not a failure. kDebug: a failure that
+  // was logged before.
   void Note(const StepId& id, std::string why, LogLevel level = LogLevel::kWarning);
   NodeId WriterOf(Rank rank) const;  // kNoNode: no node is available now
   NodeId Enqueue(Rank rank);         // returns the node that gets the order; kNoNode: none
@@ -218,7 +221,7 @@ class Persistence {
   StepId last_due_;
   TimeUs last_due_at_ = 0;
   std::deque<NotPersisted> not_persisted_;
-  std::string trouble_;
+  std::string trouble_;  // by Note()
   TimeUs look_at_ = 0;  // time of the next check of homeless ranks and of a stuck run
   uint64_t version_ = 0;
 };

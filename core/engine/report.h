@@ -174,7 +174,7 @@ struct PolicyReport {
   std::string keep_rules;
   RankPolicy ranks;
   std::string doubt;    // the reason why the ranks' policy deletes nothing
-  std::string trouble;  // why steps are not persisted; empty: nothing has failed since one was
+  std::string trouble;  // why steps are not persisted; empty: no failure since a step was persisted
   auto Fields() {
     return std::tie(has_storage, persist_every, persist_every_seconds, keep_rules, ranks, doubt, trouble);
   }

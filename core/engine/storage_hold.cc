@@ -33,10 +33,14 @@ void StorageHold::Release() {
 void StorageHold::LetGo() {
   busy_ = true;
   release_ = asked_ = false;
-  works_.Start(ReleaseStorage{}, [this](const Status&, const StorageDone&) {
-    busy_ = false;
-    if (!waiting_.empty()) Ask();
-  });
+  works_.Start(
+      ReleaseStorage{},
+      [this](const Status&, const StorageDone&) {
+        busy_ = false;
+        trouble_.clear();
+        if (!waiting_.empty()) Ask();
+      },
+      [this] { trouble_ = "releasing storage has made no progress for a minute"; });
 }
 
 }  // namespace ropeteam::engine

@@ -22,7 +22,7 @@ void StoredSteps::Begin() {
   incarnation_max_ = source_incarnation_max_ = 0;
   source_damage_.clear();
   steps_.clear();
-  trouble_ = listing_stalls_ ? kListingStalls : "it is being listed";
+  trouble_ = listing_stalls_ ? kListingStalls : "";
   again_at_ = 0;
   again_after_ = kAgainUs;
   ++version_;
@@ -31,7 +31,7 @@ void StoredSteps::Begin() {
 void StoredSteps::ListAgain() {
   ++wanted_;
   known_ = false;
-  trouble_ = listing_stalls_ ? kListingStalls : "it is being listed again";
+  trouble_ = listing_stalls_ ? kListingStalls : "";
   again_at_ = context_.now;
   ++version_;
 }

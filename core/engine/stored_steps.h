@@ -41,8 +41,14 @@ class StoredSteps {
   Incarnation incarnation_max() const { return incarnation_max_; }
   // The highest incarnation of any step, another job's included. It must not be used again.
   Incarnation incarnation_floor() const { return std::max(incarnation_max_, source_incarnation_max_); }
-  // Why there is no listing, or not this manifest, yet.
+  // The last failure to list storage or to read a manifest, or which of these hangs; empty: it has succeeded since.
   const std::string& trouble() const { return trouble_; }
+  // The same as the end of a sentence: ": " and the failure, or nothing.
+  std::string Because() const { return trouble_.empty() ? "" : ": " + trouble_; }
+  // While the steps are not known: the reason.
+  std::string WhyUnknown() const {
+    return "storage has not been listed: " + (trouble_.empty() ? "it is being listed" : trouble_);
+  }
 
   // Whether it is a step of the other job.
   bool IsOfSource(const StepId& id) const;

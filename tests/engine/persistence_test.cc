@@ -378,6 +378,7 @@ TEST_F(PersistenceTest, ADueStepIsOvertakenByANewerOneAndOneThatWasAskedForIsNot
   Commit(30);
   EXPECT_THAT(Persisting(), ElementsAre(10, 30));
   EXPECT_THAT(Why(20), HasSubstr("overtaken by step 30"));
+  EXPECT_EQ(persistence_.trouble(), "") << "which is not a failure";
   EXPECT_TRUE(persistence_.Request({kCurrent, 31}, incarnation_).ok());
   Commit(31);
   Commit(40);
@@ -579,10 +580,50 @@ TEST_F(PersistenceTest, AHoldThatHangsIsTrouble) {
   Listed();
   hold_says_ = std::nullopt;
   Commit(10);
-  works_.OnStalled(TakeWork().tag);
+  const uint64_t tag = TakeWork().tag;
+  works_.OnStalled(tag);
   PassTime(1);
   EXPECT_THAT(persistence_.trouble(),
               AllOf(HasSubstr("step 10 incarnation"), HasSubstr("hold of storage has made no progress")));
+  works_.OnDone(tag, OkStatus(), {});
+  EXPECT_EQ(persistence_.trouble(), "") << "it is being written";
+}
+
+// The step needs the hold once more before its manifest.
+TEST_F(PersistenceTest, AHoldThatHangsBeforeTheManifestMakesRoomForTheNextStep) {
+  Listed();
+  Commit(10);
+  Commit(20);
+  AnswerAll();
+  const auto orders = TakeOrders();
+  hold_says_ = std::nullopt;
+  for (const auto& [node, order] : orders) Answer(node, order);
+  works_.OnStalled(TakeWork().tag);
+  PassTime(61'000'000);
+  EXPECT_THAT(Why(10), HasSubstr("hold of storage has made no progress"));
+  EXPECT_THAT(Persisting(), ElementsAre(20));
+}
+
+TEST_F(PersistenceTest, AReleaseThatHangsIsTrouble) {
+  Listed();
+  Commit(10);
+  hold_.Release();
+  persistence_.OnHoldReleased();
+  const uint64_t release = TakeWork().tag;
+  PassTime(1);  // it waits for the hold again
+  works_.OnStalled(release);
+  PassTime(1);
+  EXPECT_THAT(persistence_.trouble(), HasSubstr("releasing storage has made no progress"));
+}
+
+TEST_F(PersistenceTest, ARefusedHoldIsTroubleEachTime) {
+  Listed();
+  hold_says_ = Error(Code::kAlreadyExists, "node y has it");
+  for (const Step step : {10, 20}) {
+    Commit(step);
+    AnswerHolds();
+    EXPECT_THAT(persistence_.trouble(), AllOf(HasSubstr("step " + std::to_string(step)), HasSubstr("node y")));
+  }
 }
 
 TEST_F(PersistenceTest, AReleaseNeverOvertakesTheRequestBeforeIt) {

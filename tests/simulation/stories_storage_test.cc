@@ -24,6 +24,17 @@ class StorageStory : public Story {
     SaveEverywhere(launch, step);
     AwaitPersisted(launch, step);
   }
+  std::string PolicyTrouble() {
+    std::string trouble;
+    const Status answered = Sync([&](Client::StatusDone done) {
+      Person().Report(5 * kSecond, [&trouble, done](const Status& status, const ClusterReport& report) {
+        trouble = report.policy.trouble;
+        done(status);
+      });
+    });
+    EXPECT_TRUE(answered.ok()) << answered.ToString();
+    return trouble;
+  }
   void LoseAll() {
     for (size_t host = 0; host < cluster_->host_count(); ++host) LoseHost(host);
     cluster_->RunFor(2 * kSecond);
@@ -341,6 +352,18 @@ TEST_F(StorageStory, AReadThatHangsTwiceIsDoneByAThirdNode) {
   EXPECT_TRUE(read.ok()) << read.ToString() << Trouble();
 }
 
+// A new incarnation has storage listed again, which is not a failure.
+TEST_F(StorageStory, AListingThatIsUnderWayIsNoTrouble) {
+  StartStored(3);
+  StartWorld(1);
+  for (const size_t host : {0, 1, 2}) cluster_->storage().Hang(host);
+  AddRank(2, 0, 3, 0);
+  ASSERT_TRUE(Hello(2, 0).ok());
+  const Status latest = AskLatest(2, 0, 5 * kSecond);
+  EXPECT_NE(latest.message().find("it is being listed"), std::string::npos) << latest.ToString();
+  EXPECT_EQ(PolicyTrouble(), "");
+}
+
 TEST_F(StorageStory, AListingThatHangsIsNamedAndNotRepeated) {
   StartStored(3);
   StartWorld(1);
@@ -355,15 +378,9 @@ TEST_F(StorageStory, AListingThatHangsIsNamedAndNotRepeated) {
   AddRank(2, 0, 3, 0);
   const Status refused = Hello(2, 0);
   EXPECT_NE(refused.message().find("no progress for a minute"), std::string::npos) << refused.ToString();
-  std::string trouble;
-  const Status answered = Sync([&](Client::StatusDone done) {
-    Person().Report(5 * kSecond, [&trouble, done](const Status& status, const ClusterReport& report) {
-      trouble = report.policy.trouble;
-      done(status);
-    });
-  });
-  EXPECT_TRUE(answered.ok()) << answered.ToString();
+  const std::string trouble = PolicyTrouble();
   EXPECT_NE(trouble.find("storage has not been listed: "), std::string::npos) << trouble;
+  EXPECT_NE(trouble.find("no progress for a minute"), std::string::npos) << trouble;
   cluster_->CrashDaemon(2);  // another view
   cluster_->StartDaemon(2);
   AwaitOneView();
