@@ -31,7 +31,7 @@ int Main(int argc, char** argv) {
     std::string text = "ropeteam-bench: ";
     const std::vector<std::string> words = failed->remaining();
     const bool unknown = error.get_name() == "RequiredError" && !words.empty() && words.front()[0] != '-';
-    text += unknown ? '"' + words.front() + "\" is no command" : error.what();
+    text += unknown ? '"' + words.front() + "\" is not a command" : error.what();
     return text + "\nropeteam-bench --help lists the commands and the options.\n";
   });
   app.fallthrough();  // so that `ropeteam-bench copy --json` finds the options of the whole program;

@@ -37,7 +37,7 @@ function(ropeteam_library name)
   ropeteam_target(${name})
 endfunction()
 
-# ropeteam_compile_quickly(NAME): for what runs once, or waits for others: a third of its compile time would go into optimising.
+# ropeteam_compile_quickly(NAME): for programs that run once or mostly wait. Optimising takes a third of the compile time.
 function(ropeteam_compile_quickly name)
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()

@@ -73,7 +73,8 @@ void InstallSignals() {
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, nullptr);  // the ready line's reader may be gone
   sigaction(SIGHUP, &action, nullptr);   // a closed terminal must not end the daemon
-  // Whoever started the daemon may have ignored this signal. Then --notice cmd: could not read an exit code.
+  // The signal may be inherited as ignored. Then the kernel reaps children itself, and the exit code of the
+  // command of --notice is lost.
   action.sa_handler = SIG_DFL;
   sigaction(SIGCHLD, &action, nullptr);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

@@ -84,8 +84,8 @@ constexpr Command kCommands[] = {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Some entry points and schedulers leave this signal ignored, and exec() keeps it so. Then no child's end can
-  // be waited for.
+  // Some entry points and schedulers leave this signal ignored, and exec() keeps it so. Then the exit code of a
+  // child is lost.
   signal(SIGCHLD, SIG_DFL);
   const std::string name = argc > 1 ? argv[1] : "";
   const std::vector<std::string> arguments(argv + (argc > 1 ? 2 : 1), argv + argc);
@@ -100,7 +100,7 @@ int main(int argc, char** argv) {
     std::fputs(kHelp, stdout);
     return 0;
   }
-  if (!name.empty()) std::fprintf(stderr, "ropeteam: \"%s\" is no command\n\n", name.c_str());
+  if (!name.empty()) std::fprintf(stderr, "ropeteam: \"%s\" is not a command\n\n", name.c_str());
   std::fputs(kHelp, stderr);
   return ropeteam::cli::kExitUsage;
 }

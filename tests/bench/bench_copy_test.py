@@ -76,7 +76,7 @@ class BenchCopy(unittest.TestCase):
             self.assertEqual(result.returncode, code, (arguments, result.stderr))
             self.assertNotEqual(result.stderr, "", arguments)
             self.assertNotIn("{", result.stdout, arguments)
-        self.assertIn('"copie" is no command', bench("copie").stderr)
+        self.assertIn('"copie" is not a command', bench("copie").stderr)
 
     def test_help_is_no_mistake(self):
         for arguments in [["--help"], ["copy", "--help"]]:

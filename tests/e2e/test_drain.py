@@ -229,7 +229,7 @@ def test_a_cloud_that_takes_the_machine_away_drains_it(cluster, metadata, cloud,
 
 @pytest.mark.parametrize("children", [signal.SIG_DFL, signal.SIG_IGN])
 def test_a_command_s_output_is_the_reason(cluster, tmp_path, children):
-    """Also where the daemon was started with SIGCHLD ignored: a command that fails is no notice there either."""
+    """A command that fails is not a notice, even if the daemon was started with SIGCHLD ignored."""
     notice, asked = tmp_path / "notice", tmp_path / "asked"
     command = f"cmd:touch {asked}; cat {notice}"
     before = signal.signal(signal.SIGCHLD, children)

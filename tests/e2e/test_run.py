@@ -66,7 +66,7 @@ signal.pause()
 
 
 def run_with_fake_daemon(tmp_path: pathlib.Path, before: Sequence[str] = (), **variables: str):
-    """`ropeteam run` with these variables: how it ended, and the options that the daemon got. before: what starts it."""
+    """`ropeteam run` with these variables: how it ended, and the daemon's options. before: the command that starts it."""
     daemon = tmp_path / "daemon"
     daemon.write_text(FAKE_DAEMON)
     daemon.chmod(0o755)

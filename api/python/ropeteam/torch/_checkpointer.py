@@ -122,8 +122,9 @@ class Checkpointer:
         log_file: gets a line of JSON for each save; "{rank}" in it is the rank.
         when_full: what a save does if memory is full, because saves come faster than commits. "wait": waits
         up to `timeout` seconds. "skip": the step is not saved. From then on only every second step (fourth,
-        …) is saved, the same ones on every rank, until these are committed in time again. "raise": NoSpace,
-        the only error that step() raises for a step that is an integer.
+        …) is saved, the same ones on every rank, until these are committed in time again. "raise": NoSpace.
+        Apart from this, step() raises only InvalidArgument: the step is not an integer, or this Checkpointer
+        is finished.
         rng: also torch's, Python's and numpy's random generators. replicas, verify: see save_state().
         required: if a rank has no daemon: True: Unavailable. False: one warning, and every rank trains
         without checkpoints.
