@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What transports hand each other through the control plane, and the datagrams of verbs. What is accepted is what is
-// encoded again.
+// Addresses and keys that transports exchange through the control plane, and the datagrams of verbs. Accepted
+// bytes must be encoded to the same bytes again.
 
 #include "core/base/status.h"
 #include "tests/fuzz/fuzz.h"
@@ -21,7 +21,7 @@ using Blobs =
 std::string BytesOf(std::string bytes) { return bytes; }
 std::string BytesOf(Result<std::string> bytes) { return std::move(bytes).value(); }
 
-// The type, then its encoding without the checksum at its end, which all of them share.
+// Input: a byte for the type, then the encoding without the checksum that ends every type.
 void RunAddresses(std::string_view input) {
   if (input.empty()) return;
   WithType<Blobs>(static_cast<uint8_t>(input[0]), [&](auto blob) {

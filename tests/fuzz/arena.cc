@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tables of an arena that a former process left and something has damaged since. Whatever Adopt() takes over, the
-// Store works on, and the next process finds the same.
+// Damaged tables of an arena that a former process left. The Store must work with whatever Adopt() accepts,
+// and the next process must find the same shards.
 
 #include "tests/core/store_arena_for_test.h"
 #include "tests/fuzz/fuzz.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint64_t kChunks = 16;
 
-// Changes of the arena. Forged: with the checksum that belongs to it, as damage seldom has.
+// Changes of the arena. A forge makes a checksum match the damaged slot or superblock.
 enum Op : uint8_t { kBytes, kSlot, kDescriptor, kForgeSlot, kForgeSuperblock, kOps };
 
 ArenaMemory ThreeShards() {
@@ -43,7 +43,7 @@ void Change(FromBytes* in, ArenaMemory* memory) {
   } else if (op == kDescriptor) {
     write(descriptors + index * sizeof(arena::ChunkDescriptor), static_cast<uint32_t>(in->Number()));
   } else if (op == kForgeSlot) {
-    // The superblock may not say where the slots are any more.
+    // ForgeDigest() finds the slots by the superblock, which may be damaged.
     arena::Superblock damaged = *memory->superblock();
     *memory->superblock() = arena::NewSuperblock(memory->span().size(), kSmallChunk,
                                                  arena::LayoutOf(kChunks, kSmallChunk), kIdentity);
@@ -54,9 +54,9 @@ void Change(FromBytes* in, ArenaMemory* memory) {
   }
 }
 
-// What a daemon does with an arena that it has taken over.
+// Uses the Store as a daemon does after Adopt().
 void Use(Store* store) {
-  // Of what proves nothing Adopt() leaves as it is; it is put right as the daemon goes round.
+  // Adopt() does not repair everything. The daemon repairs the rest of the table in the background.
   store->HealTable(0, kChunks);
   ROPETEAM_CHECK(store->CountTableDamage() == 0);
   store->CheckInvariants();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What people write: a daemon's config file as `ropeteam run` reads it, sizes, durations, URLs.
+// Texts that users write: a daemon's config file as `ropeteam run` reads it, sizes, durations, URLs.
 
 #include <sstream>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Three engines that save, replicate and read, and messages between them that none of them has sent: anything that can
-// be decoded, with numbers that belong to copies, questions and steps under way. Nobody's state may break, and no
-// transfer or check may leave the arena's chunks.
+// Three engines save, replicate and read. They also receive forged messages: anything that can be decoded,
+// with the numbers of existing copies, questions and steps. No engine's state may break, and no transfer or
+// check may leave the arena's chunks.
 
 #include "core/base/bytes.h"
 #include "tests/engine/engines_for_test.h"
@@ -22,7 +22,7 @@ class World : Engines {
   }
   void Run(std::string_view input) {
     FromBytes in(input);
-    // As many as a fuzzer's longest inputs have in a second.
+    // Limited, so that even the longest inputs end soon.
     for (int i = 0; i < kOpsMax && !in.done(); ++i) Step(&in);
     PassTime(kEndUs);
   }
@@ -151,7 +151,7 @@ class World : Engines {
     }
   }
 
-  // A view without the nodes of these bits, or of all if none would be left.
+  // A view without the nodes whose bits are set in `without`. If all three bits are set, no node is left out.
   void NextView(uint8_t without) {
     View view = node(1).engine->view();
     for (const auto& each : nodes_)
@@ -193,7 +193,7 @@ void RunEngine(std::string_view input) { World(input.size() % 2 != 0).Run(input)
 
 std::string At(Op op, NodeId to) { return ToBytes().Byte(op).Byte(to - 1).bytes(); }
 
-// Saves of all ranks, and after them each message once with numbers that may be somebody's.
+// Saves on all nodes, then one request, message or other event, with numbers that may match existing objects.
 std::vector<std::string> EngineSeeds() {
   std::string saved;
   for (NodeId id = 1; id <= 3; ++id) saved += At(kSave, id) + ToBytes().Byte(1).Byte(1).bytes();

@@ -17,11 +17,11 @@ using EngineMessages =
                FetchGrant, FetchClose, BadCopy, CopyOrder, VerifyOrder, VerifyResult, DropCopy, DemoteCopy,
                InventoryDelta, PersistOrder, PersistResult, StoredBad, FetchOrder, CheckStored, StoredChecked,
                EncryptedSeal, EncryptedGrant, EncryptCopy, RangesOpen, RangesGrant, RangesClose>;
-// What a Question's payload is.
+// Payloads of a Question.
 using EngineQuestions =
     std::tuple<JoinQuestion, LatestQuestion, LocateQuestion, Nothing, VerifyQuestion, PersistQuestion,
                QuarantineQuestion, DrainQuestion, DropQuestion, PolicyQuestion>;
-// What a Reply's payload is.
+// Payloads of a Reply.
 using EngineReplies = std::tuple<JoinReply, LatestReply, LocateReply, ClusterReport, VerifyReport>;
 
 }  // namespace ropeteam::fuzz

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Messages of core/base/bytes.h as they lie on a socket: those of the local protocol, in both directions, and those
-// between engines. The first byte names the type, the others are its encoding. What is accepted must be encoded to the
-// same bytes again.
+// Messages of core/base/bytes.h as they are on a socket: those of the local protocol, in both directions, and
+// those between engines. The first byte names the type, and the others are its encoding. Accepted bytes must
+// be encoded to the same bytes again.
 
 #include "api/client/local_protocol.h"
 #include "core/base/bytes.h"
@@ -31,7 +31,7 @@ void RunFrames(std::string_view input) {
   });
 }
 
-// Of each type one without and one with something in its lists.
+// Two messages of each type: one with empty lists, and one with elements in them.
 std::vector<std::string> FramesSeeds() {
   std::vector<std::string> seeds;
   for (size_t i = 0; i < std::tuple_size_v<All>; ++i) {

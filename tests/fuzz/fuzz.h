@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A fuzz target is a function over bytes that a decoder of ours takes from outside. It returns whatever the bytes are: a
-// crash, a failed ROPETEAM_CHECK, a hang or a large allocation is a bug. Most targets also check what must hold of bytes
-// that were accepted, for instance that they are encoded to the same bytes again.
+// A fuzz target is a function that gives any bytes to one of our decoders. It must always return: a crash, a
+// failed ROPETEAM_CHECK, a hang or a large allocation is a bug. Most targets also check the accepted bytes,
+// for instance that they are encoded to the same bytes again.
 //
 // One program has all targets (main.cc). Built with clang it is a libFuzzer program; built with any other compiler it
 // replays inputs. docs/testing.md says how to run it and how to add a target.
@@ -17,10 +17,10 @@
 namespace ropeteam::fuzz {
 
 using Run = void (*)(std::string_view input);
-// Inputs to begin with, by our own encoders.
+// Initial inputs, made by our own encoders.
 using Seeds = std::vector<std::string> (*)();
 
-// One object a target, in its source file. `name` is what the command line and the folder of corpus/ call it.
+// One object per target, in its source file. `name` is used on the command line, and as a folder of corpus/.
 struct Target {
   Target(const char* name, Run run, Seeds seeds);
   const char* const name;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Inventories as a leader takes them: whole ones, changes that fit, and changes that only say that they do.
+// Inventories as a leader receives them: whole ones, matching changes, and changes that only claim to match.
 
 #include "core/engine/inventory.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 enum Op : uint8_t { kWhole, kDifference, kDelta, kOps };
 
-// The leader has checked the sequence of a whole one.
+// With the right sequence: the leader checks it before it calls Replace().
 Inventory Next(FromBytes* in, const engine::HeldInventory& held) {
   auto inventory = in->Get<Inventory>();
   inventory.sequence = held.sequence() + 1;
@@ -27,7 +27,7 @@ void RunInventory(std::string_view input) {
     if (op == kWhole || (op == kDifference && held.sequence() == 0)) {
       held.Replace(Next(&in, held));
     } else if (op == kDifference) {
-      // What a sender makes of two inventories brings the leader from the one to the other.
+      // The sender's difference of two inventories must turn the first one into the second.
       Inventory after = Next(&in, held);
       engine::Normalize(&after);
       const InventoryDelta delta = engine::Difference(held.inventory(), after, (in.Byte() & 1) != 0);

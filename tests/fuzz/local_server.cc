@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's end of the local protocol over real sockets, with a real engine behind it: frames of clients that keep
-// to no order, and bytes that are no frames.
+// The daemon's end of the local protocol over real sockets, with a real engine. Clients send frames in any
+// order, and bytes that are not frames.
 
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/values.h"
@@ -54,7 +54,7 @@ class World : LocalServerTest {
       const size_t type = in->Byte() % std::size(kTypes);
       WithType<Requests>(type, [&](auto message) {
         in->Get(message);
-        // The version is of no interest after the first try.
+        // Makes the current version likely: a Hello with another one is refused.
         if constexpr (std::is_same_v<decltype(message), local::Hello>)
           if (message.version == 1) message.version = local::kLocalProtocolVersion;
         SendFrame(client, kTypes[type], Encode(message), op == kDescriptor ? STDIN_FILENO : -1);
@@ -73,7 +73,7 @@ class World : LocalServerTest {
     SendBytes(client.get(), FrameBytes(type, ++request_, payload), descriptor);
   }
 
-  // Everything that is readable now, without waiting for more.
+  // Handles everything that is readable now, and does not wait for more.
   void OneTurn() {
     loop_.Post([this] { loop_.Post([this] { loop_.Stop(); }); });
     loop_.Run();

@@ -44,7 +44,7 @@ void WriteSeeds(const std::filesystem::path& directory) {
   }
 }
 
-// Takes our own arguments away; what is left is for libFuzzer or for Replay().
+// Removes our own arguments. The others are for libFuzzer or for Replay().
 void Begin(int* argc, char** argv) {
   const auto sort = [](const Target* a, const Target* b) { return std::strcmp(a->name, b->name) < 0; };
   std::sort(Targets().begin(), Targets().end(), sort);
@@ -60,13 +60,13 @@ void Begin(int* argc, char** argv) {
   }
   std::copy(argv + 2, argv + *argc + 1, argv + 1);
   --*argc;
-  // Messages are formatted, as that is a use of what was decoded, and shown to nobody.
+  // Log messages are formatted, because that uses decoded values, but not shown.
   SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kDebug);
 }
 
 #ifndef ROPETEAM_LIBFUZZER
 
-// The input that is being run, for whoever reads the output of a crash.
+// Prints which input runs, so that the output of a crash names it.
 void RunOne(const std::string& what, std::string_view input) {
   std::printf("%s\n", what.c_str());
   std::fflush(stdout);
@@ -78,7 +78,7 @@ void ReplaySeeds() {
   for (const std::string& seed : chosen->seeds()) {
     const std::string name = "seed-" + std::to_string(number++);
     RunOne(name, seed);
-    // Long seeds are altered at some places only, which keeps a target below a second.
+    // Long seeds are changed only at some places, to keep a target below a second.
     const size_t step = 1 + seed.size() / 256;
     for (size_t i = 0; i < seed.size(); i += step) {
       chosen->run(std::string(seed, 0, i));

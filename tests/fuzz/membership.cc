@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// membership_wire: frames as they come from gRPC. What is accepted is the same after it was sent on.
-// membership: a coordinator and an agent to whom anybody says anything that passes the wire.
+// membership_wire: frames as they come from gRPC. An accepted message must survive encoding and decoding.
+// membership: a coordinator and an agent that receive any messages that Decode() accepts, from any sender.
 
 #include "membership/agent.h"
 #include "membership/coordinator.h"
@@ -28,7 +28,7 @@ void RunFrame(const std::string& bytes) {
   ROPETEAM_CHECK(received.ok() && Encode(*received).SerializeAsString() == sent);
 }
 
-// The direction, then the frame.
+// Input: a byte for the direction, then the frame.
 void RunWire(std::string_view input) {
   if (input.empty()) return;
   const std::string bytes(input.substr(1));
@@ -81,7 +81,7 @@ class World {
       case kOpened:
         return Take(coordinator_.Opened(now_, connection));
       case kReceived: {
-        // Through the wire, which refuses what no caller of the coordinator may give it.
+        // Decode() refuses messages that a caller must not give to the coordinator.
         auto message = Decode(Encode(GetNodeMessage(in, given_)));
         if (message.ok()) Take(coordinator_.Received(now_, connection, *message));
         return;
@@ -159,7 +159,7 @@ std::vector<std::string> WireSeeds() {
   return seeds;
 }
 
-// Three nodes register, one of them again as another instance; time passes.
+// Three nodes register, and one registers again as another instance. Then each connection sends a heartbeat.
 std::vector<std::string> MembershipSeeds() {
   ToBytes bytes;
   for (size_t node = 1; node < 5; ++node) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Membership's messages of a fuzzer's bytes.
+// Makes membership's messages from a fuzzer's bytes.
 
 #ifndef ROPETEAM_TESTS_FUZZ_MEMBERSHIP_VALUES_H_
 #define ROPETEAM_TESTS_FUZZ_MEMBERSHIP_VALUES_H_
@@ -13,7 +13,7 @@ namespace ropeteam::fuzz {
 inline Member GetMember(FromBytes* in) {
   Member member;
   member.id = in->Number();
-  // Few names, so that two nodes have the same one now and then.
+  // Few names, so that two nodes sometimes have the same one.
   member.name = in->Byte() % 8 == 0 ? in->Text() : "n" + std::to_string(in->Byte() % 4);
   member.ordinal = static_cast<uint32_t>(in->Number());
   member.domain = in->Text();
@@ -48,7 +48,7 @@ inline ViewState GetViewState(FromBytes* in) {
   return state;
 }
 
-// `given`: a view that the coordinator has sent; null where there is none.
+// `given`: the last view that the coordinator sent, or null.
 inline Registration GetRegistration(FromBytes* in, const ViewStatePtr& given) {
   Registration registration;
   registration.job = in->Byte() % 8 == 0 ? in->Text() : "job";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The header of a rank's safetensors file, and the plan by which its files become a stream again. The plan's pieces are
-// in order and within the stream and the files.
+// The header of a rank's safetensors file, and the plan that makes a stream from the rank's files. The plan's
+// pieces must be in order, and within the stream and the files.
 
 #include <cstring>
 
@@ -31,7 +31,7 @@ void CheckPlan(const storage::RestorePlan& plan, const RankEntry& entry) {
   ROPETEAM_CHECK(end <= plan.manifest_offset && plan.manifest_offset < entry.stream_bytes);
 }
 
-// The number of files of the program beside the rank's own, then the JSON of its header.
+// Input: a byte for the number of the program's own files, then the JSON header of the rank's file.
 void RunRankFile(std::string_view input) {
   if (input.empty()) return;
   const size_t files = static_cast<uint8_t>(input[0]) % 4;
@@ -71,7 +71,7 @@ std::vector<std::string> RankFileSeeds() {
     }
     seeds.push_back(std::string(1, all ? '\2' : '\0') + writer.Finish().value().substr(sizeof(uint64_t)));
     const size_t end = seeds.back().find_last_not_of(' ');
-    seeds.back().resize(end + 1);  // a page of spaces is nothing to change
+    seeds.back().resize(end + 1);  // without the padding: changes there test nothing
   }
   return seeds;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What an object store and those who give out credentials answer, and the shared files of AWS's own tools.
+// Replies of an object store and of credential services, and the shared files of AWS's own tools.
 
 #include "storage/s3/credentials.h"
 #include "storage/s3/xml.h"
@@ -11,7 +11,7 @@ namespace {
 
 using storage::s3::Environment;
 
-// The bytes as the reply of a container's endpoint.
+// Uses the bytes as the reply of a container's credentials endpoint.
 void LoadFromContainer(const std::string& body) {
   const Environment environment{[](const std::string& name) -> std::optional<std::string> {
                                   if (name != "AWS_CONTAINER_CREDENTIALS_FULL_URI") return std::nullopt;

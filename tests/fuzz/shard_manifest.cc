@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The manifest at the end of a shard's stream, which a rank writes. What is accepted is encoded to the same bytes again.
+// The manifest at the end of a shard's stream. Accepted bytes must be encoded to the same bytes again.
 
 #include "core/shard/manifest.h"
 
@@ -12,7 +12,7 @@
 namespace ropeteam::fuzz {
 namespace {
 
-// The bytes of a manifest without its checksum.
+// Input: a manifest without its checksum.
 void RunShardManifest(std::string_view input) {
   std::string bytes(input);
   uint64_t offset = 0;  // data_bytes of its header

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-manifest.json as it lies on storage. What is accepted, written again and read again, is the same step.
+// ropeteam-manifest.json as it is on storage. An accepted step must stay the same when written and read
+// again.
 
 #include "storage/format/manifest.h"
 
@@ -32,7 +33,7 @@ std::string Write(const StepHead& head, const std::vector<RankEntry>& ranks) {
   return writer.Finish().value();
 }
 
-// The text without its last lines, which are the checksum of the others.
+// Input: the text without its last lines, which have the checksum of the others.
 void RunStepManifest(std::string_view input) {
   char tail[64];
   std::snprintf(tail, sizeof(tail), "%s%08x\"\n}\n", kTail, Crc32c(input.data(), input.size()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What programs and other writers give storage: metadata and indices in JSON, names of files and folders.
+// Texts from programs and other writers to storage: metadata and indices in JSON, names of files and folders.
 
 #include "storage/format/index.h"
 #include "storage/format/manifest.h"
@@ -25,7 +25,7 @@ void RunStorageText(std::string_view input) {
   ROPETEAM_CHECK(storage::UnescapeName(storage::EscapeName(input)) == input);
   if (storage::IsFileName(input))
     ROPETEAM_CHECK(storage::ObjectNameOfPath(7, storage::RankFolderPath(7, input)) == input);
-  // A run may be as long as a number can be; a reader stops where the objects end.
+  // A run may claim any length, so this loop is limited. A real reader stops after the last object.
   storage::OrderReader order(input);
   for (int i = 0; i < 1000 && order.Next() != 0; ++i) continue;
 }

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Values made of a fuzzer's bytes, and bytes that make given values. A message of ours is 8-byte numbers for the most
-// part, and a decoder refuses it when one byte too many is there; a fuzzer that changes the encoded bytes seldom gets
-// further. So a target that looks behind the decoder has the fuzzer's bytes in this form:
+// Makes values from a fuzzer's bytes, and the bytes that make given values. Our messages are mostly 8-byte
+// numbers, and a decoder refuses a message with one byte too many. So changed bytes of an encoded message
+// seldom pass the decoder. A target that tests the code behind a decoder takes bytes in this form:
 //
 //     number    1 byte: 0 to 0xaf itself; 0xb0 + k: 2^20 + k; 0xc0 + k: 2^64 - 1 shifted right by k;
 //               0xff: the 8 bytes that follow
 //     text      1 byte n below 0xf0: the n bytes that follow; else (n - 0xef) * 512 times 'x'
-//     vector    1 byte n below 0xf0: n % 16 elements; else, of numbers, (n - 0xef) * 4096 times the next one
+//     vector    1 byte n: n % 16 elements; if n >= 0xf0, of numbers: (n - 0xef) * 4096 times the next one
 //     struct    its Fields()
 //
-// Small numbers are what names things here: nodes, ranks, steps, copies; 2^20 + k is incarnation k of epoch 1. When the
-// bytes end the rest is 0 and empty.
+// Small numbers are the ids of nodes, ranks, steps and copies. 2^20 + k is incarnation k of epoch 1. Values
+// after the end of the bytes are 0 or empty.
 
 #ifndef ROPETEAM_TESTS_FUZZ_VALUES_H_
 #define ROPETEAM_TESTS_FUZZ_VALUES_H_
@@ -99,11 +99,11 @@ class FromBytes {
   }
 
   std::string_view in_;
-  // Texts and vectors of an input that may be large: one in another would take gigabytes.
+  // How many texts and vectors of the input may still be large. Nested large ones would take gigabytes.
   int large_left_ = 4;
 };
 
-// Of a vector the first 15 elements, of a text the first 239 bytes.
+// Writes the first 15 elements of a vector, and the first 239 bytes of a text.
 class ToBytes {
  public:
   template <typename T>
@@ -148,7 +148,7 @@ class ToBytes {
   std::string out_;
 };
 
-// Calls `visit` with a value of the type number `index` modulo their number.
+// Calls `visit` with a default value of one of the Types: number `index` modulo their count.
 template <typename Types, typename Visit>
 void WithType(size_t index, Visit visit) {
   index %= std::tuple_size_v<Types>;
