@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/chaos after its set-up: a seeded schedule of faults against six real daemons, and what became of the steps."""
+"""The program behind scripts/chaos: a seeded schedule of faults against six daemons, with checks."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def main() -> int:
             except Stuck as stuck:
                 chaos.tally.stuck += 1
                 chaos.note(f"STUCK: {stuck}")
-                break  # what comes after a stuck round says nothing
+                break  # rounds after a stuck one prove nothing
     finally:
         for rank in chaos.ranks:
             rank.kill()

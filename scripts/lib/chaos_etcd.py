@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The etcd of scripts/chaos: three members, each in a network namespace of its own beside those of the daemons."""
+"""The etcd of scripts/chaos: three members, each in its own network namespace."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from chaos_host import NETWORK, Host, Stuck, wait_until
 
 MEMBERS = 3
 CLIENT_PORT, PEER_PORT = 2379, 2380
-READY_S = 30.0  # for a member to answer: one that was away waits for an election, and may need a snapshot
-KEEP_REVISIONS = 1000  # so that a long run compacts, and its data stays small
+READY_S = 30.0  # until a member answers: after an absence it waits for an election, and may need a snapshot
+KEEP_REVISIONS = 1000  # compaction keeps the data of a long run small
 
 
 class Member(Host):
@@ -46,13 +46,13 @@ class Member(Host):
             self.spawn(["etcd", *(f"--{name}={value}" for name, value in words.items())], log)
 
     def control(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """etcdctl, asking this member alone."""
+        """Runs etcdctl against this member alone."""
         command = ["ip", "netns", "exec", self.space, "etcdctl", "--command-timeout=1s", *words]
         environment = {**os.environ, "ETCDCTL_API": "3"}
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
 
     def answers(self) -> bool:
-        """Whether it serves, which takes a majority of the members."""
+        """Whether it answers a read, which needs a majority of the members."""
         return self.process is not None and not self.stopped and self.control("get", "none").returncode == 0
 
     def leads(self) -> bool:
@@ -81,7 +81,7 @@ class Etcd:
         self.wait()
 
     def wait(self) -> None:
-        """Until every member serves."""
+        """Waits until every member answers."""
         wait_until(lambda: all(member.answers() for member in self.members), "every member of etcd answers", READY_S)
 
     def leader(self) -> Member:
@@ -96,7 +96,7 @@ class Etcd:
             member.kill()
 
     def wipe(self) -> None:
-        """All data, while no member runs. What starts then is another cluster."""
+        """Removes all data; no member may run. The next start makes a new cluster."""
         self.wipes += 1
         for member in self.members:
             if member.process is not None:

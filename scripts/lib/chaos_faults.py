@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The faults of scripts/chaos. Each leaves every process running and the network whole."""
+"""The faults of scripts/chaos. After each of them every process runs again and the network is healed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ CUTS_S = (0.5, 2.0, 5.0)
 
 
 def kill_at_once(chaos: Chaos, numbers: list[int], hosts: Sequence[Host] = ()) -> None:
-    """kill -9 of these ranks and of what runs on the hosts. All have their signal before the first is waited for: on a busy
-    machine a process takes a second to end, and what is killed after that would live on in the time that is measured."""
+    """Kills these ranks and the hosts' processes with SIGKILL. All get the signal before the first wait: on a
+    busy machine a process takes a second to end, and the others would live on during the measured time."""
     dying = [*hosts, *(chaos.ranks[number] for number in numbers)]
 
     def kill() -> None:
@@ -40,7 +40,7 @@ def kill_rank(chaos: Chaos) -> None:
 
 
 def lose(chaos: Chaos, nodes: list[Node]) -> None:
-    """As when hosts are lost: their ranks and arenas go with them."""
+    """Loses the hosts: their daemons, ranks and arenas."""
     kill_at_once(chaos, [node.ordinal for node in nodes], nodes)
     for node in nodes:
         shutil.rmtree(node.arena)
@@ -51,7 +51,7 @@ def kill_nodes(chaos: Chaos, nodes: list[Node], drop_memory: bool) -> None:
         lose(chaos, nodes)
     else:
         kill_at_once(chaos, [], nodes)
-    # Standalone nobody stands in for the coordinator; and with all lost there is nobody to go on.
+    # No node can replace a standalone coordinator, and no node survives if all are killed.
     if (chaos.cluster.nodes[0] in nodes and not chaos.cluster.etcd) or len(nodes) == NODES:
         for node in nodes:
             node.start(wait=False)
@@ -88,13 +88,13 @@ def pause(chaos: Chaos) -> None:
     (node,) = chaos.pick()
     seconds = chaos.random.choice(PAUSES_S)
     chaos.saves_meet(node.pause)
-    time.sleep(seconds)  # its length is what is tried
+    time.sleep(seconds)  # the length of the pause is the test
     chaos.noticed_silence([each for each in chaos.cluster.nodes if each is not node])
     node.go_on()
 
 
 def cut(chaos: Chaos, one_way: bool) -> None:
-    """Up to half of the nodes from the others; each member of etcd is on one of the sides, or within reach of both."""
+    """Cuts up to half of the nodes off. Each etcd member is on one side, or reaches both."""
     some: list[Host] = list(chaos.pick(chaos.random.randint(1, NODES // 2)))
     others: list[Host] = [node for node in chaos.cluster.nodes if node not in some]
     for member in chaos.cluster.etcd.members if chaos.cluster.etcd else []:
@@ -130,7 +130,7 @@ def throttle(chaos: Chaos) -> None:
 
 
 def full_memory(chaos: Chaos) -> None:
-    """The host has no memory for the arena of a node that comes back: it says so, and comes when there is."""
+    """A node restarts on a host without memory for its arena. It must end with an error, and start later."""
     (node,) = chaos.pick()
     lose(chaos, [node])
     ballast = chaos.cluster.arenas / "ballast"
@@ -150,7 +150,7 @@ def full_memory(chaos: Chaos) -> None:
 
 
 def flip_bit(chaos: Chaos) -> None:
-    """Of one copy of a committed shard. It is found when it is read, or by the scrub."""
+    """Flips a bit in one copy of a committed shard. A read or the scrub finds it."""
     step = chaos.safe
     owner = chaos.random.randrange(NODES)
     value = content(chaos.seed, step, owner, chaos.safe_token)["model"]
@@ -161,7 +161,7 @@ def flip_bit(chaos: Chaos) -> None:
 
 
 def step_clock(chaos: Chaos) -> None:
-    """A daemon whose wall clock jumps while it works; its clock is right again from its next start on."""
+    """A daemon's wall clock jumps while it works. Its next start corrects the clock."""
     (node,) = chaos.pick()
     clock = chaos.cluster.directory / "clock"
     clock.write_text("+0")
@@ -197,7 +197,7 @@ def kill_coordinator_and_etcd_leader(chaos: Chaos) -> None:
 
 
 def kill_member(chaos: Chaos, member: Member) -> None:
-    """A save commits while one of three is missing."""
+    """A save must commit while one of the three members is missing."""
     chaos.saves_meet(member.kill, CALL_S)
     chaos.save()
     member.start()
@@ -222,7 +222,7 @@ def etcd_pause(chaos: Chaos) -> None:
 
 
 def cut_member(chaos: Chaos, member: Member) -> None:
-    """From the other members and all daemons; in one direction at times."""
+    """Cuts a member off from the others and from all daemons, sometimes in one direction only."""
     rest = [host for host in chaos.cluster.hosts() if host is not member]
     one_way = chaos.random.random() < 0.3
 
@@ -247,7 +247,7 @@ def etcd_cut_leader(chaos: Chaos) -> None:
 
 
 def cut_from_etcd(chaos: Chaos, node: Node) -> None:
-    """One daemon from etcd alone; all others reach both."""
+    """Cuts one daemon off from etcd, but not from the other daemons."""
     members = chaos.cluster.etcd.members
 
     def drop() -> None:
@@ -272,7 +272,7 @@ def etcd_cut_coordinator(chaos: Chaos) -> None:
 
 
 def etcd_away(chaos: Chaos) -> None:
-    """All of etcd for some seconds: killed, or stopped, in which case its leases end when it goes on."""
+    """Kills or stops all of etcd for some seconds. If it was stopped, leases expire when it continues."""
     etcd = chaos.cluster.etcd
     kill = chaos.random.random() < 0.5
     chaos.saves_meet(etcd.kill if kill else lambda: etcd.signal(stop=True))
@@ -314,7 +314,7 @@ FAULTS: dict[str, Callable[[Chaos], None]] = {
     "flip-bit": flip_bit,
     "step-clock": step_clock,
 }
-# Over etcd, as well as those above.
+# Additional faults for membership over etcd.
 ETCD_FAULTS: dict[str, Callable[[Chaos], None]] = {
     "kill-coordinator": kill_coordinator,
     "lose-coordinator": lose_coordinator,
@@ -329,8 +329,8 @@ ETCD_FAULTS: dict[str, Callable[[Chaos], None]] = {
     "etcd-away": etcd_away,
     "etcd-wipe": etcd_wipe,
 }
-# A process that is killed is noticed by its connections, and the times are limited. Silence takes longer, and while etcd
-# elects nobody decides: those are told apart.
+# The table sums these up. A killed process is detected by its closed connections, within limited time.
+# Silence is detected later, and nothing is decided while etcd elects a leader.
 KILLS = {
     "kill-daemon", "kill-leader", "kill-coordinator", "lose-node", "lose-two-nodes", "lose-coordinator", "kill-all-daemons"
 }  # fmt: skip

@@ -13,11 +13,11 @@ NETWORK = "10.99.0"
 
 
 class Stuck(Exception):
-    """Something that has to happen did not, in the time it has; the text says what was seen."""
+    """Something did not happen in time. The text says what was seen."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float) -> Any:
-    """The condition's first true value."""
+    """Waits for the condition, and returns its first true value."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()
@@ -70,7 +70,7 @@ class Host:
     # ---- the network, seen from its namespace
 
     def connect(self, hub: str) -> None:
-        """To the bridge in the namespace `hub`."""
+        """Connects this namespace to the bridge in the namespace `hub`."""
         port = f"port{self.address.rpartition('.')[2]}"
         run("ip", "-n", hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", self.space)
         run("ip", "-n", hub, "link", "set", port, "master", "bridge", "up")

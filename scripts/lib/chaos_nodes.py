@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nodes of scripts/chaos: each a ropeteamd in a network namespace of its own, on a bridge in one more, with its arena
-on a tmpfs of the run's own. What is cut, slowed or filled is that and nothing else of the machine."""
+"""The nodes of scripts/chaos. Each is a ropeteamd in its own network namespace, with its arena on a tmpfs of
+this run. A bridge in one more namespace connects them. Faults change nothing else of the machine."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ READY_S = 60.0
 ANSWER_S = 60.0
 COORDINATOR = f"{NETWORK}.1:29600"
 ARENA_MIB = 96
-CHUNK = "256K"  # several a shard
+CHUNK = "256K"  # so that a shard has several
 REPLICAS = 2
 ROLE_LINE = re.compile(r"^(\S+) info membership node \S+ at \S+ has the coordinator role", re.MULTILINE)
 
 
 class Rank:
-    """A rank's process, chaos_rank.py; orders may be given to several before the answers are taken."""
+    """A rank's process, chaos_rank.py. Several ranks may get an order before the first answer is read."""
 
     def __init__(self, paths: Paths, seed: int, number: int, world_size: int) -> None:
         self.number = number
@@ -53,7 +53,7 @@ class Rank:
             pass  # it was killed; answer() says so
 
     def answer(self, timeout_s: float = ANSWER_S) -> dict[str, Any]:
-        """{"value": …} or {"error": …}. The process reads one line at a time, so a line is never left in a buffer."""
+        """{"value": …} or {"error": …}. At most one order is unanswered, so no line stays in a buffer."""
         if not select.select([self.process.stdout], [], [], timeout_s)[0]:
             raise Stuck(f"rank {self.number} does not answer within {timeout_s:.0f} s")
         line = self.process.stdout.readline()
@@ -86,7 +86,7 @@ class Node(Host):
         command += ["--listen", self.address]
         command += ["--socket", self.socket, "--arena-path", str(self.arena), "--memory", f"{ARENA_MIB}M"]
         command += ["--chunk-size", CHUNK, "--transport", "ofi", "--ready-fd", str(writer)]
-        # Worlds end for the faults alone, and every committed step is expected back.
+        # Incarnations end only because of the faults, and every committed step must come back.
         command += ["--quarantine-after", "0"]
         command += ["--job-key-file", str(cluster.key)]
         with open(self.log, "ab") as log:
@@ -116,19 +116,19 @@ class Node(Host):
         return json.loads(done.stdout) if done.returncode == 0 else None
 
     def log_since(self, when: float, line: re.Pattern[str]) -> list[tuple[float, re.Match[str]]]:
-        """Such lines of its log, whose first group is the time."""
+        """Matching lines of its log, with their times. The first group of `line` is the time."""
         found = ((datetime.strptime(match[1], LOG_TIME).timestamp(), match) for match in line.finditer(self.log_text()))
         return [(at, match) for at, match in found if at >= when]
 
     def views_since(self, when: float) -> list[tuple[float, int]]:
-        """Time and members of each view."""
+        """Time and number of members of each view."""
         return [(at, int(match[3])) for at, match in self.log_since(when, VIEW_LINE)]
 
     def found_coordinator_since(self, when: float) -> bool:
         return bool(self.log_since(when, ROLE_LINE))
 
     def flip_bit_of(self, content: bytes, at: int) -> bool:
-        """In the arena, wherever it holds these bytes; False where it does not."""
+        """Flips a bit of these bytes in the arena. False: the arena does not have them."""
         (path,) = self.arena.glob("*.arena")
         with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
             begin = arena.find(content[at : at + 64])
@@ -139,7 +139,7 @@ class Node(Host):
 
 
 class Cluster:
-    """Makes namespaces and a tmpfs; close() removes them. `etcd`: whether membership goes over one of the run's own."""
+    """Makes namespaces and a tmpfs; close() removes them. `etcd`: membership uses an etcd of this run."""
 
     def __init__(self, paths: Paths, out: pathlib.Path, size: int, etcd: bool) -> None:
         self.paths, self.out = paths, out
@@ -157,7 +157,7 @@ class Cluster:
         self.hub = f"{self.prefix}-hub"
 
     def open(self) -> None:
-        # Room for all arenas and their tables, and for the ballast of a full one.
+        # Room for all arenas and their tables, and for the ballast of full_memory().
         run("mount", "-t", "tmpfs", "-o", f"size={len(self.nodes) * (ARENA_MIB + 32)}M", "chaos", str(self.arenas))
         for space in (self.hub, *(host.space for host in self.hosts())):
             run("ip", "netns", "add", space)
@@ -167,7 +167,7 @@ class Cluster:
         for host in self.hosts():
             host.connect(self.hub)
         if self.etcd:
-            # In memory: a slow disk would be a fault of its own, at no chosen time.
+            # In memory: a slow disk would be an unplanned fault.
             self.stores.mkdir()
             run("mount", "-t", "tmpfs", "-o", "size=2G", "chaos", str(self.stores))
             self.etcd.start()
@@ -192,7 +192,7 @@ class Cluster:
         return [node for node in self.nodes if node.process is not None and not node.stopped]
 
     def coordinator(self) -> Node:
-        """The node that has the coordinator role, as the others see it."""
+        """The node that has the coordinator role, as the first running node sees it."""
 
         def found() -> Node | None:
             status = self.running()[0].status("--local")
@@ -212,6 +212,6 @@ class Cluster:
         return all(step["copies_min"] >= 1 + REPLICAS for step in kept)
 
     def committed(self) -> list[int]:
-        """Steps that the cluster says it keeps for good."""
+        """Steps that the cluster reports as committed and producible."""
         status = self.running()[0].status()
         return [step["step"] for step in status["steps"] if step["committed"] and step["producible"]]

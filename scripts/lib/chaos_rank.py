@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of scripts/chaos: obeys one JSON object a line on its standard input, answers one a line.
+"""A rank of scripts/chaos. It reads orders from standard input and prints answers, one JSON object per line.
 
-Bytes are a function of seed, step, rank and token, so every reader of a shard knows what must be in it.
+Seed, step, rank and token determine a shard's bytes, so every reader can check them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import ropeteam
 from ropeteam import Level
 
-LARGEST = 2_000_000  # of both objects of a shard
+LARGEST = 2_000_000  # bytes of both objects of a shard together
 
 
 def content(seed: int, step: int, rank: int, token: str) -> dict[str, bytes]:
@@ -40,7 +40,7 @@ class RankProcess:
         self.client = None
 
     def save(self, step: int, token: str) -> None:
-        """LOCAL at the return."""
+        """The step is LOCAL when this returns."""
         objects = content(self.seed, step, self.rank, token)
         self.client.save(step, {"token": token, **objects})
 
@@ -52,7 +52,7 @@ class RankProcess:
         return None if found is None else found.step
 
     def read(self, step: int, timeout: float) -> list[str]:
-        """Every rank's shard: the token of the incarnation that saved each. Raises when a byte is another."""
+        """Reads and checks every rank's shard. Returns the tokens of the incarnations that saved them."""
         tokens = []
         for rank in range(self.world_size):
             shard = self.client.load(step, rank, timeout=timeout)

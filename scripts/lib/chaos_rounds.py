@@ -16,7 +16,7 @@ from demo_nodes import Paths
 
 NODES = 6
 ROUND_S = 90.0  # a round that has not recovered by then is stuck
-CALL_S = 20.0  # of one call of a rank
+CALL_S = 20.0  # timeout of one call of a rank
 
 
 @dataclass
@@ -41,12 +41,12 @@ class Chaos:
         self.next = 1  # the step that is saved next
         self.safe = 0  # the newest step that a rank was told is committed, …
         self.safe_token = ""  # … and the token of the incarnation that saved it
-        self.latest = 0  # what this incarnation restores: as new as that, or newer
-        self.committed = 0  # how many
+        self.latest = 0  # the step that this incarnation restores; must not be older than `safe`
+        self.committed = 0  # number of committed steps
         self.attempts: dict[int, set[str]] = collections.defaultdict(set)  # tokens that saved a step
         self.tallies: dict[str, Tally] = collections.defaultdict(Tally)
         self.tally = Tally()
-        self.struck = 0.0  # wall clock, as the logs have it
+        self.struck = 0.0  # time of the fault; wall clock, as in the logs
         self.notes: list[str] = []
 
     def start(self) -> None:
@@ -61,7 +61,7 @@ class Chaos:
     # ---- what ranks do
 
     def ask(self, do: str, ranks: list[Rank] | None = None, each: Callable[[Rank], dict] | None = None) -> list[dict]:
-        """The answers of all; they work at the same time."""
+        """Gives all ranks the order, so that they work at the same time. Returns their answers."""
         asked = self.ranks if ranks is None else ranks
         for rank in asked:
             rank.order(do, **(each(rank) if each else {}))
@@ -72,7 +72,7 @@ class Chaos:
         print(f"    {text}", flush=True)
 
     def open_world(self) -> None:
-        """Opens all ranks in a new incarnation, those of stopped nodes on others; checks the newest step."""
+        """Opens all ranks in a new incarnation; if their node is stopped, on another. Checks `latest`."""
         deadline = time.monotonic() + ROUND_S
         errors: list[str] = []
         while time.monotonic() < deadline:
@@ -106,7 +106,7 @@ class Chaos:
             rank.order("save", step=self.next, token=self.token)
 
     def end_save(self, timeout_s: float) -> bool:
-        """Whether the step is committed; some rank was told so."""
+        """Whether all ranks were told that the step is committed. If one was told, it counts as committed."""
         saved = [rank.answer() for rank in self.ranks]
         waiting = [rank for rank, answer in zip(self.ranks, saved) if "error" not in answer]
         step = self.next
@@ -123,7 +123,7 @@ class Chaos:
             raise Stuck(f"step {self.next - 1} is not committed in a cluster without a fault")
 
     def compare(self) -> None:
-        """Every committed step that the cluster keeps, and the one to restore: every rank's shard, read by every rank."""
+        """Every rank reads and checks every shard of all committed steps and of the step to restore."""
         steps = self.cluster.committed()
         if self.safe and self.safe not in steps:
             self.tally.lost += 1
@@ -131,7 +131,7 @@ class Chaos:
         for step in sorted({*steps, self.latest} - {0}):
             answers = self.ask("read", each=lambda rank: {"step": step, "timeout": CALL_S})
             if any("Unavailable" in answer.get("error", "") for answer in answers):
-                # A busy machine kept a daemon from its heartbeats, so that it began again: nothing is lost by that.
+                # On a busy machine a daemon missed its heartbeats and started again. Nothing is lost.
                 self.tally.disturbed += 1
                 self.note("DISTURBED: a node was declared dead in a cluster without a fault")
                 wait_until(self.redundant, "all copies are there again", ROUND_S)
@@ -157,9 +157,9 @@ class Chaos:
         self.struck = time.time()
 
     def saves_meet(self, act: Callable[[], None], waits_s: float = 0.5) -> None:
-        """A fault in the middle of a save."""
+        """Injects a fault in the middle of a save."""
         self.begin_save()
-        time.sleep(self.random.uniform(0, 0.06))  # where in the save it strikes
+        time.sleep(self.random.uniform(0, 0.06))  # the fault may hit any part of the save
         self.strike()
         act()
         self.end_save(waits_s)
@@ -187,7 +187,7 @@ class Chaos:
         return ", ".join(f"{name} {values[-1]:.2f} s" for name, count, values in new if len(values) > count)
 
     def failed_over(self) -> None:
-        """After a kill: ranks go on elsewhere at once; notes how long the view and the newest step took."""
+        """After a kill: opens the ranks on other nodes. Records the times until `latest` and the view."""
         self.open_world()
         self.tally.latest_s.append(time.time() - self.struck)
         survivors = self.cluster.running()
@@ -199,20 +199,20 @@ class Chaos:
         self.tally.detection_s.append(max(wait_until(noticed, "the view without it", ROUND_S)) - self.struck)
 
     def smaller_views(self, nodes: list[Node], members_max: int) -> list[float]:
-        """When each of the nodes first had a view of so many members after the fault; 0: it has not."""
+        """When each node first had a view of at most `members_max` members after the fault; 0: not yet."""
         return [
             min((at for at, members in node.views_since(self.struck) if members <= members_max), default=0.0)
             for node in nodes
         ]
 
     def noticed_silence(self, others: list[Node]) -> None:
-        """How long these took to a view without the silent ones, if it lasted long enough for one."""
+        """Records how long these nodes took to a view without the silent node, if there was such a view."""
         seen = [at for at in self.smaller_views(others, NODES - 1) if at]
         if seen:
             self.tally.detection_s.append(max(seen) - self.struck)
 
     def undisturbed(self) -> None:
-        """No fault of etcd's is a reason to declare a node dead."""
+        """Counts the round if a node was declared dead: a fault of etcd alone is no reason for that."""
         if any(self.smaller_views(self.cluster.nodes, NODES - 1)):
             self.tally.disturbed += 1
             self.note("DISTURBED: a node was declared dead in a fault of etcd's")
