@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo behind scripts/demo: a reference run, then the same run with a node killed and replaced, or with all of
-them; see there."""
+"""The demo behind scripts/demo, which describes it: a reference run, then the same run in which one node, or
+every node, is killed and replaced."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from demo_nodes import MARK, DemoError, Job, Node, Paths, kill_whole, marked, si
 from demo_storage import Bucket, read_persists
 
 NODES = 4
-# Long enough for a machine that is busy with other things: nothing waits longer than it has to.
-READY_TIMEOUT_S = 240.0  # until training takes its first step: four imports of torch on two cores and more
+# Long enough for a busy machine. Each wait ends as soon as its condition holds.
+READY_TIMEOUT_S = 240.0  # until the first training step: four processes import torch, on two cores or more
 RUN_TIMEOUT_S = 600.0  # of each of the two runs
 DETECT_TIMEOUT_S = 15.0
 PERSIST_TIMEOUT_S = 120.0  # until storage has a first step
-QUIET_TIMEOUT_S = 30.0  # until the S3 server is done with what killed daemons had sent
-PERSISTS = 12  # about so many in a run: several before the kill, which is in the middle third
+QUIET_TIMEOUT_S = 30.0  # until the S3 server has finished the requests of killed daemons
+PERSISTS = 12  # roughly, in a run: several come before the kill, which is in the middle third
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-DETECT_MS_MAX = 1500.0  # the promise: silence of 1 s is death, and half a second for the news
+DETECT_MS_MAX = 1500.0  # the promise: a node is declared dead after 1 s of silence; 0.5 s to announce it
 
 
 class Screen:
@@ -56,7 +56,7 @@ def parse() -> argparse.Namespace:
 
 
 def reference_run(paths: Paths, out: pathlib.Path, training: list[str], screen: Screen) -> None:
-    """The same training with no store and no failure, under one launcher."""
+    """Runs the same training without a store and without failures, under one launcher."""
     mark = f"reference-{time.time_ns()}"
     command = [
         str(paths.torchrun),
@@ -93,7 +93,7 @@ def reference_run(paths: Paths, out: pathlib.Path, training: list[str], screen: 
 
 
 class Run:
-    """The run that loses a node, or everything: then it has a bucket."""
+    """The run that loses one node, or every node. In the latter case it has a bucket."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Run:
         wait_until(reached, timeout_s, f"step {step}", self.check_alive)
 
     def status(self, when: str) -> dict[str, Any] | None:
-        """Keeps what `ropeteam status` says, for people; the demo does not depend on it. None: no answer."""
+        """Stores the output of `ropeteam status` for the user. The demo works without it. None: no answer."""
         command = [str(self.paths.ropeteam), "status", "--socket", str(self.nodes[0].socket)]
         for suffix, more in (("txt", []), ("json", ["--json"])):
             try:
@@ -208,7 +208,7 @@ class Run:
         self.screen.say(
             f"storage has {len(stored)} steps; the newest is step {newest.step}, {newest.size / 1e6:.1f} MB"
         )
-        # Another allocation: only the job's name is the same.
+        # Like a new allocation of nodes: only the job's name is the same.
         old = self.job
         self.job = Job(
             self.paths, NODES, old.training, old.options, environment=old.environment, first=NODES, token=old.token
@@ -298,7 +298,7 @@ def play(arguments: argparse.Namespace, paths: Paths, screen: Screen) -> dict[st
 
 
 def interrupted(number: int, _frame: FrameType | None) -> None:
-    """Ends the demo in order; further signals must not cut that short."""
+    """Ends the demo with its cleanup. Further signals are ignored, so that the cleanup is completed."""
     for each in ENDING_SIGNALS:
         signal.signal(each, signal.SIG_IGN)
     raise KeyboardInterrupt(f"signal {number}")

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's nodes: each a `ropeteam run -- torchrun …` on its own loopback address, with all its processes
-in one mark.
+"""The demo's nodes. Each is a `ropeteam run -- torchrun …` on its own loopback address.
 
-Every process of a node inherits an environment variable that no other process on the machine has; so a node
-can be killed whole, whatever sessions its processes made for themselves, and nothing else ever is.
+All processes of a node inherit a mark: the value of an environment variable that no other process on the
+machine has. So all of them can be killed, whatever session they are in, and no other process is killed.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ GRACE_S = 5.0  # between SIGTERM and SIGKILL at the end
 
 
 class DemoError(Exception):
-    """The demo did not go as it has to; the text says what was seen."""
+    """The demo failed. The text says what was seen."""
 
 
 def free_port(address: str) -> int:
@@ -39,7 +38,7 @@ def free_port(address: str) -> int:
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str, check: Callable[[], None]) -> None:
-    """Waits for a condition; `check` raises when waiting on has become pointless."""
+    """Waits for a condition. `check` raises if the condition can no longer become true."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         check()
@@ -49,7 +48,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str, check
 
 
 def marked(mark: str) -> list[int]:
-    """The processes with this mark in their environment, zombies left out."""
+    """The processes with this mark in their environment, without zombies."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in os.listdir("/proc"):
@@ -98,7 +97,7 @@ class Paths:
 
     @property
     def build(self) -> pathlib.Path:
-        """The build tree; ROPETEAM_BUILD names another, for a demo of a build that is not the release's."""
+        """The build tree: the one that ROPETEAM_BUILD names, or the release build."""
         return pathlib.Path(os.environ.get("ROPETEAM_BUILD", self.root / "build" / "release")).resolve()
 
     @property
@@ -128,8 +127,8 @@ class Paths:
             PYTHONUNBUFFERED="1",
             OMP_NUM_THREADS="1",
             GLOO_SOCKET_IFNAME="lo",
-            # With the store shared, torchrun keeps the first round's address on the survivors, and a
-            # replacement waits in vain for rank 0 to publish it again.
+            # If the store is shared, torchrun keeps the first round's address on the survivors. A replacement
+            # then waits forever for rank 0 to publish it again.
             TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1",
         )
         return environment
@@ -144,14 +143,14 @@ class Job:
     training: list[str]  # arguments of the training program
     options: list[str]  # more options of `ropeteam run`
     memory: str = "256M"
-    environment: dict[str, str] = field(default_factory=dict)  # more of it, for every node
-    first: int = 0  # the number of the first node, which names and addresses count from
+    environment: dict[str, str] = field(default_factory=dict)  # further variables for every node
+    first: int = 0  # the first node's number; names and addresses count from it
     token: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
 
     def __post_init__(self) -> None:
         self.rendezvous = f"127.0.0.1:{free_port('127.0.0.1')}"
         self.coordinator = f"127.0.0.1:{free_port('127.0.0.1')}"
-        # Short, since a unix socket's path has at most 107 bytes.
+        # Short, because a unix socket's path has at most 107 bytes.
         self.sockets = pathlib.Path(f"/tmp/ropeteam-demo-{self.token}")
         self.arenas = pathlib.Path(f"/dev/shm/ropeteam-demo-{self.token}")
         self.sockets.mkdir(mode=0o700)
@@ -182,8 +181,8 @@ class Node:
         job, paths = self.job, self.job.paths
         rendezvous = {
             "is_host": int(self.ordinal == 0),
-            # A launcher that is silent for 4 s is dropped, so that the survivors' next round is not held up
-            # by it.
+            # A launcher that is silent for 4 s is dropped, so that it does not delay the survivors' next
+            # round.
             "keep_alive_interval": 1,
             "keep_alive_max_attempt": 4,
             "last_call_timeout": 1,
@@ -218,7 +217,7 @@ class Node:
         self._reader.start()
 
     def _read(self) -> None:
-        """Writes the node's output to its log, each line with the time it came."""
+        """Writes the node's output to its log, each line with its arrival time."""
         assert self._process is not None and self._process.stdout is not None
         with open(self.log, "w") as log:
             for line in self._process.stdout:
@@ -250,12 +249,12 @@ class Node:
         return marked(self.mark)
 
     def lose_memory(self) -> None:
-        """After its processes were killed."""
+        """Removes the arena. Call it after the processes were killed."""
         shutil.rmtree(self.arena)
         self._reap()
 
     def end(self) -> None:
-        """Asks what is left of the node to end, and insists after a while."""
+        """Ends the node's remaining processes: by SIGTERM, and after GRACE_S by SIGKILL."""
         deadline = time.monotonic() + GRACE_S
         signal_all(self.processes(), signal.SIGTERM)
         while self.processes() and time.monotonic() < deadline:
@@ -278,9 +277,9 @@ class Node:
 
 
 def kill_whole(nodes: list[Node]) -> float:
-    """kill -9 of everything of these nodes at once, then their memory. Gives the time of the kill.
+    """Kills all processes of these nodes with SIGKILL and removes their memory. Returns the kill's time.
 
-    The daemons first: they take their leave politely when they see `ropeteam run` die, and a host that is lost
+    Daemons are killed first: a daemon that sees `ropeteam run` die sends a leave message, and a lost host
     does not."""
 
     def processes() -> list[int]:
@@ -289,7 +288,7 @@ def kill_whole(nodes: list[Node]) -> float:
     pids = sorted(processes(), key=lambda pid: program(pid) != "ropeteamd")
     at = time.time()
     signal_all(pids, signal.SIGKILL)
-    while pids := processes():  # what was being born meanwhile
+    while pids := processes():  # those that were started meanwhile
         signal_all(pids, signal.SIGKILL)
     for node in nodes:
         node.lose_memory()

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo's ranks wrote, and what follows from it: the report, the timeline as text and as a
-picture."""
+"""Reads what the demo's ranks wrote, and makes the report and the timeline, as text and as a picture."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from typing import Any
 
 
 def read_events(directory: pathlib.Path, rank: int) -> list[dict[str, Any]]:
-    """A rank's events in order. The last line may be cut off where the process was killed: it is left out."""
+    """A rank's events in order. The last line is left out if the kill of the process cut it off."""
     path = directory / f"events.{rank}.jsonl"
     events = []
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -25,7 +24,7 @@ def read_events(directory: pathlib.Path, rank: int) -> list[dict[str, Any]]:
 
 
 def read_losses(directory: pathlib.Path, rank: int) -> list[tuple[int, str]]:
-    """(step, loss as hexadecimal float) in the order written; a step that was repeated is there twice."""
+    """Pairs (step, loss as hexadecimal float) in the order written. A repeated step is there twice."""
     path = directory / f"loss.{rank}.txt"
     pairs = []
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -45,8 +44,7 @@ def last_step(directory: pathlib.Path, rank: int, before: float = float("inf")) 
 
 
 def compare_losses(reference: pathlib.Path, run: pathlib.Path, world: int, steps: int) -> list[str]:
-    """Where the run's losses are not the reference's, to the bit, on any rank, repeated steps included; []
-    is equal."""
+    """Where the run's losses differ from the reference's in any bit, on any rank; also in repeated steps."""
     differences = []
     for rank in range(world):
         expected = dict(read_losses(reference, rank))
@@ -64,7 +62,7 @@ def compare_losses(reference: pathlib.Path, run: pathlib.Path, world: int, steps
 
 @dataclass(frozen=True)
 class StoredStep:
-    """A step that is on storage, whole."""
+    """A complete step on storage."""
 
     step: int
     incarnation: int  # the whole number, as in the folder's name
@@ -83,16 +81,16 @@ class Persist:
 
 @dataclass
 class Storage:
-    every: int  # a step is persisted every so many
-    newest: StoredStep  # when everything was lost
+    every: int  # every how many steps one is persisted
+    newest: StoredStep  # at the time of the loss
     persists: list[Persist] = field(default_factory=list)  # of the whole run
-    restored_bytes: int | None = None  # that the new nodes read from storage; None: they were not asked
+    restored_bytes: int | None = None  # that the new nodes read from storage; None: unknown
 
     def interval(self) -> str:
         return "every step" if self.every == 1 else f"every {self.every} steps"
 
     def announced(self, before: float) -> int:
-        """The newest step that a daemon had called persisted before a time; 0 for none."""
+        """The newest step that a daemon had logged as persisted before a time; 0 for none."""
         ended = (p.step for p in self.persists if p.ended_at is not None and p.ended_at < before)
         return max(ended, default=0)
 
@@ -102,7 +100,7 @@ class Kill:
     node: int | None  # None: every node
     at: float
     step: int  # the newest step that a killed node's rank had finished
-    views: Mapping[int, float]  # survivor: when its daemon's view had lost the node
+    views: Mapping[int, float]  # survivor: time of its daemon's first view without the node
     replaced_at: float
     storage: Storage | None = None  # only when every node was killed
 
@@ -126,12 +124,11 @@ def make_report(
     resumed = {None if loaded is None else loaded["step"] for loaded in restarts}
     resumed_from = resumed.pop() if len(resumed) == 1 else None
     restored = [loaded["ms"] for rank, loaded in enumerate(restarts) if loaded and kill.killed(rank)]
-    # A survivor may still finish a step right after the kill: what counts is the first one behind its
-    # loading.
+    # A survivor may still finish a step right after the kill. Its first step after the load counts.
     again = [first(read_events(run, rank), "step", e["t"]) for rank, e in enumerate(restarts) if e]
     after = [event["t"] for event in again if event]
     differences = compare_losses(reference, run, world, steps)
-    detected = max(kill.views.values(), default=None)  # without survivors nobody can
+    detected = max(kill.views.values(), default=None)  # None: no survivors
     report = {
         "nodes": world,
         "world_size": world,
@@ -160,7 +157,7 @@ def _storage_report(
 ) -> dict[str, Any]:
     took = [p.ended_at - p.begun_at for p in storage.persists if p.ended_at is not None]
     restored = None
-    if len(restarts) == world:  # from the first rank that asks until the last that has its shard
+    if len(restarts) == world:  # from the first rank's request until the last rank has its shard
         restored = max(e["t"] for e in restarts) - min(e["t"] - e["ms"] / 1e3 for e in restarts)
     return {
         "persist_every": storage.every,
@@ -189,7 +186,7 @@ def _storage_failures(report: Mapping[str, Any]) -> list[str]:
 
 
 def failures(report: Mapping[str, Any], detect_ms_max: float) -> list[str]:
-    """What of the promises does not hold."""
+    """The promises that do not hold."""
     found = []
     from_storage = "persisted_step" in report
     if report["resumed_from_step"] is None:
@@ -242,7 +239,7 @@ def milestones(run: pathlib.Path, world: int, kill: Kill) -> list[tuple[float, s
 
 
 def storage_text(kill: Kill, storage: Storage) -> list[str]:
-    """What was written to storage when, a line a step."""
+    """When each step was written to storage, one line per step."""
     lines = ["", f"  storage, {storage.interval()}, seconds since the kill"]
     for persist in storage.persists:
         begun = persist.begun_at - kill.at
@@ -326,7 +323,7 @@ def plot(path: pathlib.Path, run: pathlib.Path, reference: pathlib.Path, world: 
 
 
 def _plot_storage(lanes: Any, lane: int, kill: Kill, storage: Storage) -> None:
-    """A bar for each step on its way to storage, with the step's number; red where the kill cut it off."""
+    """Draws a bar with its number for each step that was persisted; red: the kill cut it off."""
     for persist in storage.persists:
         begun = persist.begun_at - kill.at
         if persist.ended_at is None and begun > 0:

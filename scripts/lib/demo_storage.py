@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's storage: a bucket on an S3 server of its own, on loopback. The server is the tests' strict one: it
+"""The demo's storage: a bucket on its own S3 server, on loopback. It is the strict server of the tests, which
 verifies every signature and checksum, and keeps the objects in its memory."""
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from demo_nodes import LOG_TIME, DemoError, Paths
 from demo_report import Persist, StoredStep
 
 BUCKET, PREFIX = "demo", "runs"
-READY_TIMEOUT_S = 30.0  # until the server listens: one start of Python on a busy machine
-ANSWER_TIMEOUT_S = 30.0  # of a question about its state
+READY_TIMEOUT_S = 30.0  # until the server listens: Python may start slowly on a busy machine
+ANSWER_TIMEOUT_S = 30.0  # of a request for its state
 END_TIMEOUT_S = 5.0
 MANIFEST = re.compile(r"(?P<folder>.*/step-(?P<step>\d+)-i(?P<incarnation>\d+)/)ropeteam-manifest\.json")
 PERSIST_LINE = re.compile(
@@ -54,7 +54,7 @@ class Bucket:
             raise
         self.endpoint = f"http://127.0.0.1:{self.port}"
         self.url = f"s3://{BUCKET}/{PREFIX}?endpoint={self.endpoint}&region=us-east-1"
-        # No proxy of the environment may come between this process and loopback.
+        # Ignores proxies from the environment, because the server is on loopback.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def _read_port(self) -> int:
@@ -66,7 +66,7 @@ class Bucket:
         return int(json.loads(line)["port"])
 
     def environment(self) -> dict[str, str]:
-        """What the daemons need to reach the bucket; nothing of the user's own configuration is read."""
+        """Variables for the daemons to reach the bucket. They hide the user's own configuration."""
         return {
             "AWS_ACCESS_KEY_ID": self._key,
             "AWS_SECRET_ACCESS_KEY": self._secret,
@@ -78,7 +78,7 @@ class Bucket:
         }
 
     def steps(self) -> list[StoredStep]:
-        """The steps whose manifest is there, oldest first. Asked from the server itself, past the S3 protocol."""
+        """The steps that have a manifest, oldest first. Asks the server directly, not by the S3 protocol."""
         try:
             with self._opener.open(f"{self.endpoint}/_control/state?log=0", timeout=ANSWER_TIMEOUT_S) as answer:
                 objects = json.load(answer)["objects"][BUCKET]
@@ -87,7 +87,7 @@ class Bucket:
         return stored_steps({name: entry["size"] for name, entry in objects.items()})
 
     def connections(self) -> int:
-        """Connections that the server has not closed yet: while there is one, a request may still take effect."""
+        """Number of connections that the server has not closed. Until 0, a request may still take effect."""
         lines = pathlib.Path("/proc/net/tcp").read_text().splitlines()[1:]
         port = f":{self.port:04X}"
         # Fields: number, local address, remote address, state.
@@ -116,7 +116,7 @@ def stored_steps(sizes: dict[str, int]) -> list[StoredStep]:
 
 
 def read_persists(logs: Iterable[pathlib.Path]) -> list[Persist]:
-    """From the daemons' logs: when each step began to be written, and when it was safe. In order of the beginning."""
+    """From the daemons' logs: when each step began to be persisted and when it was. In order of the begin."""
     begun: dict[tuple[int, int], float] = {}
     ended: dict[tuple[int, int], float] = {}
     for path in logs:
