@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between ctest and the screen: a line now and then for what passes, everything for what fails.
+"""Filters ctest's output: a line every few seconds for passed tests, and everything about failed ones.
 
-With hundreds of cases ctest's own output hides what matters; it is all in the log beside the results.
+With hundreds of tests the whole output would hide the failures. It is in the log beside the results.
 """
 
 from __future__ import annotations

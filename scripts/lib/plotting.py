@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What scripts/plot-control and scripts/plot-transport share: matplotlib, and the rows of ropeteam-bench."""
+"""Shared by scripts/plot-control and scripts/plot-transport: matplotlib, and the rows of ropeteam-bench."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROGRAM = pathlib.Path(sys.argv[0]).name
 
 
 def import_pyplot():
-    """matplotlib, from this Python or from the project's own; the process becomes that one then."""
+    """Imports matplotlib. If this Python lacks it, the process restarts as the project's own Python."""
     try:
         import matplotlib
     except ImportError:
@@ -28,7 +28,7 @@ def import_pyplot():
 
 
 def read_rows(path: str) -> list[dict]:
-    """The rows of one file, in their order. Any other line is an error that names its place."""
+    """The rows of one file, in order. Any other line ends the program, with an error that names the line."""
     rows = []
     for number, line in enumerate(pathlib.Path(path).read_text().splitlines(), 1):
         try:
@@ -41,7 +41,7 @@ def read_rows(path: str) -> list[dict]:
 
 
 def draw_line(axis, points: list[tuple[int, dict]], label: str) -> None:
-    """The rows' medians over x, with their extremes."""
+    """Draws the rows' medians over x, with minima and maxima."""
     points = sorted(points, key=lambda point: point[0])
     medians = [row["median"] for _, row in points]
     spread = [[row["median"] - row["min"] for _, row in points], [row["max"] - row["median"] for _, row in points]]

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by scripts/demo and scripts/test: what a bare Debian 12 machine lacks is installed, and nothing else; a
-# machine that has it all needs neither root nor a network. Expects `set -euo pipefail` and $ROOT.
+# Sourced by scripts/demo, scripts/test and others. Installs only what a bare Debian 12 machine lacks. If
+# nothing is missing, neither root nor a network is needed. Expects `set -euo pipefail` and $ROOT.
 
-# One compiler cache for all trees below: scripts/mutants builds a copy of this one.
+# One compiler cache for all trees below $ROOT: scripts/mutants builds a copy of this tree there.
 export CCACHE_BASEDIR="${CCACHE_BASEDIR:-$ROOT}" CCACHE_NOHASHDIR="${CCACHE_NOHASHDIR:-1}"
 
 LIB="$ROOT/scripts/lib"
 VENV="$ROOT/.venv"
 
-# say TEXT: a line with the time since the script began, so that what is slow can be seen.
+# say TEXT: prints TEXT with the time since the script began, which shows what is slow.
 say() { printf '[%3d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
 die() { printf 'error: %s\n' "$*" >&2; exit 1; }
 
-# run_quietly LOG COMMAND...: the command's output goes to LOG, and on failure its end to the screen too.
+# run_quietly LOG COMMAND...: writes the command's output to LOG. If it fails, also prints the end of LOG.
 run_quietly() {
   local log="$1"
   shift
@@ -23,7 +23,7 @@ run_quietly() {
   fi
 }
 
-# as_root COMMAND...: runs it as root, by sudo when that asks for no password; $1 and so on must be a plain command.
+# as_root COMMAND...: runs COMMAND as root, or by sudo without a password. COMMAND must be a program.
 as_root() {
   if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
 }
@@ -35,8 +35,8 @@ missing_packages() {
   done
 }
 
-# check_release FILE: ends where the distribution's gRPC and libfabric are known to be too old to build with. What is
-# not known may do. `VERSION_ID="22.04"` is compared as 2204, "12" as 1200.
+# check_release FILE: exits if the distribution's gRPC or libfabric is known to be too old. Unknown
+# distributions are accepted. `VERSION_ID="22.04"` is compared as 2204, "12" as 1200.
 check_release() {
   if [ ! -r "$1" ]; then return; fi
   local id version name number least
@@ -51,7 +51,7 @@ check_release() {
   fi
 }
 
-# fetch_prometheus: prometheus and promtool for the tests, unpacked into build/prometheus: installing the package would
+# fetch_prometheus: unpacks prometheus and promtool into build/prometheus, because an installed package would
 # start its service. Without them the tests that need them are skipped.
 fetch_prometheus() {
   local folder="$ROOT/build/prometheus"
@@ -65,7 +65,7 @@ fetch_prometheus() {
   ) >"$ROOT/build/setup/prometheus.log" 2>&1 || say "no prometheus (build/setup/prometheus.log says why): its tests are skipped"
 }
 
-# The compilers: g++ 12 or newer. Where the default is older gcc-12 is installed beside it and used.
+# Chooses g++ 12 or newer. If the default is older, gcc-12 is installed beside it and used.
 choose_compiler() {
   if [ -n "${CXX:-}" ]; then return; fi
   local major
@@ -76,7 +76,7 @@ choose_compiler() {
   fi
 }
 
-# install_packages NAME...: those that dpkg does not know as installed.
+# install_packages NAME...: installs those that are not installed.
 install_packages() {
   if ! command -v dpkg-query >/dev/null; then
     say "no dpkg here: taking for granted what scripts/lib/packages lists"
@@ -90,7 +90,7 @@ install_packages() {
   fi
   say "installing ${missing[*]}"
   run_quietly "$ROOT/build/setup/apt.log" as_root env DEBIAN_FRONTEND=noninteractive apt-get update
-  # etcd-server is for the tests' own members: its system service is neither started now nor at the next boot.
+  # The tests start their own etcd, so the system service is not started, neither now nor at the next boot.
   local policy=/usr/sbin/policy-rc.d own_policy=
   if [[ " ${missing[*]} " == *" etcd-server "* ]] && [ ! -e "$policy" ]; then
     own_policy=1
@@ -104,7 +104,7 @@ install_packages() {
   fi
 }
 
-# A Python that the pinned torch has wheels for, with venv in it.
+# Prints the path of a Python that has venv, and for which the pinned torch has wheels.
 find_python() {
   local candidate
   for candidate in "${PYTHON:-python3}" python3.13 python3.12 python3.11 python3.10 /usr/bin/python3; do
@@ -117,8 +117,8 @@ find_python() {
   die "no Python from 3.10 to 3.14 with venv found; set PYTHON to one"
 }
 
-# make_venv DIR REQUIREMENTS [PIP OPTION...]: a virtual environment, made from scratch when its requirements have changed or
-# its Python is gone. With options, what they name is installed by itself afterwards.
+# make_venv DIR REQUIREMENTS [PIP OPTION...]: makes a virtual environment, from scratch if its requirements
+# have changed or its Python is gone. If there are options, they are given to a second `pip install`.
 make_venv() {
   local venv="$1" requirements="$2" name="${1##*/}" python
   shift 2
@@ -134,8 +134,9 @@ make_venv() {
   cp "$requirements" "$venv/.requirements"
 }
 
-# setup_frameworks_venv: makes the virtual environments of tests/frameworks and names them: FRAMEWORKS_VENV, whose Python
-# runs the tests, and ROPETEAM_SKY_VENV, which has SkyPilot. One that the caller has named is used as it is.
+# setup_frameworks_venv: makes the virtual environments of tests/frameworks and sets their paths:
+# FRAMEWORKS_VENV runs the tests, ROPETEAM_SKY_VENV has SkyPilot. An environment that the caller has named is
+# used unchanged.
 setup_frameworks_venv() {
   FRAMEWORKS_VENV="${ROPETEAM_FRAMEWORKS_VENV:-$ROOT/build/frameworks-venv}"
   if [ -z "${ROPETEAM_FRAMEWORKS_VENV:-}" ]; then
@@ -147,8 +148,8 @@ setup_frameworks_venv() {
   fi
 }
 
-# link_venv: after `. .venv/bin/activate` Python knows the package in api/python, and the programs of build/release
-# that are built so far are on PATH. They find what belongs to them from where they really are.
+# link_venv: after `. .venv/bin/activate` Python finds the package in api/python, and the programs that
+# build/release has so far are on PATH. They find their own files from their real location.
 link_venv() {
   if [ ! -x "$VENV/bin/python" ]; then return; fi
   local packages program
@@ -170,7 +171,7 @@ setup_machine() {
   make_venv "$VENV" "$LIB/requirements.txt"
 }
 
-# What the fuzz targets need beyond the packages: clang, and its own version of the runtime libraries.
+# Installs what the fuzz targets need besides the packages: clang, and the runtime libraries of its version.
 setup_fuzzer() {
   install_packages clang
   if command -v clang++ >/dev/null; then
@@ -183,12 +184,12 @@ fuzzer_works() {
     clang++ -x c++ -fsanitize=fuzzer,address -o /dev/null - 2>/dev/null
 }
 
-# What a script may add to every preset: a suffix of its build tree, and options for CMake.
+# A script may set these for every preset: a suffix of the build tree, and options for CMake.
 BUILD_SUFFIX=""
 BUILD_OPTIONS=()
 
-# build_preset PRESET [TARGET...]: configures when needed and builds; all targets when none is given. What release built
-# is linked into .venv.
+# build_preset PRESET [TARGET...]: configures and builds the targets, or all. Programs of the release build
+# are linked into .venv.
 build_preset() {
   local preset="$1" tree="$1$BUILD_SUFFIX"
   shift

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adds up JUnit files: prints "P passed, F failed, S skipped", and exits with 1 if F > 0 or nothing passed.
 
-A file that is missing or broken counts as one failure, since a suite that died must not look like one that
-passed. What was skipped is listed with its reason, and what failed by name. The cases of the transports'
-conformance suite are counted once more by transport; those in files named guest-* ran in the RDMA guest. A
-case that was skipped in one file and ran in another, for want of a device here and with one there, is counted
-as what it was where it ran.
+A missing or broken file counts as one failure, because a suite that died must not look like one that passed.
+Skipped cases are listed with their reasons, failed cases by name. The cases of the transports' conformance
+suite are also counted by transport; those in files named guest-* ran in the RDMA guest. A case may be skipped
+in one file, for lack of a device, and run in another. Then only the result of the run counts.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import sys
 import xml.etree.ElementTree as tree
 from collections import Counter
 
-# What ctest says of a test that it could not start: not a skip, though it is written like one.
+# ctest writes a test that it could not start like a skip, with one of these messages. It counts as failed.
 NEVER_RAN = ("Unable to find executable", "Unable to find required file", "Fixture dependency failed")
 # A case of the conformance suite, and the transport that it ran over.
 CONFORMANCE = re.compile(r"^Every/(?:TransportTest|PeerTest)\.\w+/(\w+)$")
 
 
 def reason(case: tree.Element, skipped: tree.Element) -> str:
-    """pytest gives it as the message, gtest behind the place in the source; ctest has only the output, where
-    GTEST_SKIP() printed it."""
+    """pytest has the reason as the message, gtest has it after the place in the source. ctest has only the
+    output, in which GTEST_SKIP() printed it."""
     message = skipped.get("message", "")
     if message and not message.startswith("SKIP_"):
         return message.splitlines()[-1]
@@ -37,7 +36,7 @@ def reason(case: tree.Element, skipped: tree.Element) -> str:
 
 
 def name(case: tree.Element) -> str:
-    # gtest writes a parameter's value behind the names of its cases, and only ctest's files have that.
+    # Only in ctest's files, the names of gtest's cases are followed by the parameter's value.
     own, suite = (case.get(key, "").partition("  # GetParam()")[0] for key in ("name", "classname"))
     return own if suite in ("", own) else f"{suite}.{own}"
 
@@ -55,7 +54,7 @@ def outcome(case: tree.Element) -> str:
 
 
 class Sum:
-    """What the files hold: cases by outcome, and those of the conformance suite by transport and place."""
+    """Cases of the files by outcome, and those of the conformance suite by transport and place."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
