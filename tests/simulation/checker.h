@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The Checker knows the truth: what every rank has saved, which bytes lie in which living memory, who has
-// lost his. It is shown every input's outcome and compares what the engines say and do with it. By promise of
+// The Checker knows what every rank has saved, which bytes every host's memory has, and what was lost. It
+// sees the outcome of every input, and compares it with what the engines say and do. By promise of
 // ARCHITECTURE.md:
 //
-//   1  a shard said to be REPLICATED or COMMITTED has been sealed, with the right bytes, by R other nodes
-//   2  every shard of a committed step has right, counted copies on R + 1 hosts, less those that were lost
-//      and not made again; until a newer committed step has them. What is committed is not dropped before K newer
-//      committed steps are there, however often daemons restart
-//   3  `latest` is complete, of one incarnation, there; not older than what the members hold; not older than what
-//      was ever told to be committed, unless more than R hosts of some shard are lost or away; the same for all ranks
-//      of an incarnation
-//   4  a view has the bytes that were saved, while it is open; chunks that were repaired are right
-//   +  a step on storage that has a manifest was committed, and each of its shards has the bytes that were saved; a step
-//      said to be PERSISTED has a manifest, and `latest` is not older than it, whatever memory is lost
-//   +  a step on storage is deleted only by what ranks of the leader's incarnation have asked for, or by the flags; and never
-//      one that they were told is kept
-//   5  a request is answered within its time
-//   +  a wait for what is there, committed or complete ends soon in a healed world in which nobody saves
+//   1  a shard that is reported REPLICATED or COMMITTED was sealed, with the right bytes, by R other nodes
+//   2  every shard of a committed step has right, counted copies on R + 1 hosts, minus those that were lost
+//      and not replaced, until a newer committed step has them. A committed step is dropped only after K
+//      newer committed steps, however often daemons restart
+//   3  `latest` is complete, of one incarnation and producible. It is not older than what the members hold,
+//      nor than a step reported COMMITTED, unless more than R hosts of some shard are lost or away. It is the
+//      same for all ranks of an incarnation
+//   4  an open view has the bytes that were saved; repaired chunks are right
+//   +  a step with a manifest on storage was committed, and its shards have the bytes that were saved. A step
+//      reported PERSISTED has a manifest, and `latest` is not older than it, whatever memory is lost
+//   +  a step on storage is deleted only if ranks of the leader's incarnation or the flags say so, and never
+//      if ranks were told that it is kept
+//   5  a request is answered in time
+//   +  in a healed cluster without saves, a wait for a saved shard ends soon, unless its step is incomplete
 //   6  a refused save changes nothing
-//   +  a step whose ranks gave different values is never committed, and never the answer of `latest`; nobody is told that
-//      ranks do not agree which do
-//   +  a dropped step goes, and the newest committed one never does: when a drop is answered with OK no member has a copy of
-//      the step, and one that was not committed by then never is
-//   +  memory has one user at a time: grants, sealed shards, open views, transfers; also of the dead
+//   +  a step whose ranks gave different values is never committed, and never the answer of `latest`. Ranks
+//      that agree are never told that they do not
+//   +  when a drop is answered with OK, no member has a copy of the step. If it was not committed by then, it
+//      never is. The newest committed step is never dropped
+//   +  memory has one user at a time: grants, sealed shards, open views, transfers (also those of dead nodes)
 //   +  a sealed copy has the right bytes from the moment it is sealed
 //
-// Counted are copies in the roles own and replica. A cache may be evicted at any time: it can be read, and counts for
-// nothing.
+// Copies with the roles own and replica are counted. A cache may be evicted at any time: it can be read, but
+// does not count.
 //
 // The first violation is kept and stops the run.
 
@@ -53,15 +53,15 @@
 
 namespace ropeteam::simulation {
 
-// The place that one host's memory is, until it is lost.
+// One host's memory until it is lost. After that the host has another Place.
 struct Place {
   size_t host = 0;
   uint64_t generation = 0;
   friend auto operator<=>(const Place&, const Place&) = default;
 };
 
-// A death is not known at once: within this, what was decided may rest on a copy that has just been lost.
-// Silence is death after 1 s; a view and an inventory take their time.
+// A death is not known at once. For this long, decisions may rely on a copy that was just lost: a node is
+// declared dead after 1 s of silence, and then a view and an inventory take some time.
 inline constexpr TimeUs kNewsUs = 5 * kSecond;
 
 class Checker {
@@ -73,18 +73,18 @@ class Checker {
     uint64_t latest_answers = 0;
     uint64_t latest_found = 0;
     uint64_t views = 0;
-    uint64_t ranges = 0;  // of them: ranged reads that brought bytes
+    uint64_t ranges = 0;  // ranged reads that returned bytes
     uint64_t repairs = 0;
     uint64_t refused_for_space = 0;
     uint64_t refused_as_stale = 0;
     uint64_t flips = 0;
     uint64_t memories_lost = 0;
-    uint64_t dropped = 0;    // steps, by ranks that were told so
-    uint64_t disagreed = 0;  // steps whose ranks were told so
+    uint64_t dropped = 0;    // drops that were answered with OK
+    uint64_t disagreed = 0;  // waits that ended because the ranks do not agree
     uint64_t drains = 0;     // that ended because all was done
     uint64_t persisted = 0;
     uint64_t policies = 0;               // that were acknowledged
-    uint64_t pruned = 0;                 // steps, as ranks wanted it
+    uint64_t pruned = 0;                 // steps deleted by a policy of the ranks
     uint64_t restored_from_storage = 0;  // answers of `latest` that memory alone could not have given
   };
 
@@ -103,15 +103,14 @@ class Checker {
   void OnAdopted(const Host& host, bool table_damaged);
   // Before the memory is wiped.
   void OnMemoryLost(const Host& host);
-  // The daemon says that it may leave: what it has of a kept step is redundant on hosts that stay.
+  // The daemon says that it may leave: its copies of kept steps must be redundant on hosts that stay.
   void OnDrained(const Host& host);
-  // After every input: what has been sealed, dropped or marked in this store.
+  // After every input: notes what was sealed, dropped or marked in this store.
   void Observe(const Host& host);
-  // Whether what Observe() saw dropped was to be dropped; after the input's events, which may say why.
+  // Checks the drops that Observe() saw. Call it after the input's events, which may justify the drops.
   void JudgeDrops(const Host& host);
   void OnFlip(const Host& host, const ShardId& shard, uint32_t chunk);
-  // Bytes of the host's chunk have changed unexpectedly: whatever shard lies there now or is sealed there next
-  // may be wrong in it.
+  // A fault has changed bytes of the host's chunk: the shard there, or the next one there, may be wrong.
   void OnDamage(const Host& host, uint32_t chunk);
 
   // ---- sessions. Inputs are shown before the engine sees them, answers when the engine gives them.
@@ -129,10 +128,10 @@ class Checker {
   void OnViewBytes(const Session& session, ViewId view, const std::vector<uint32_t>& bad);
   void OnViewClosed(const Session& session, ViewId view);
   void OnPolicyInput(const Session& session, const PolicyInput& policy);
-  // This host's daemon begins to delete steps on storage; and what is gone.
+  // This host's daemon begins to delete steps on storage. OnPruned(): it has deleted the steps `gone`.
   void OnPrune(const Host& host, const PruneStored& prune);
   void OnPruned(const Host& host, const std::vector<StepId>& newest_first, const std::vector<StepId>& gone);
-  // What a ranged read of the shard brought, part for part, with the checksums that came with it.
+  // The bytes that a ranged read of the shard returned for each part.
   void OnRanges(const Session& session, const ShardId& id, const std::vector<PackedPart>& parts,
                 const std::vector<std::string>& packed);
   // `free_before`: chunks free before the input that was answered; `dropped_before`: dropped() then.
@@ -140,57 +139,56 @@ class Checker {
                          uint64_t dropped_before);
   uint64_t dropped() const { return dropped_.size(); }
   void OnEvent(const Host& host, const LevelEvent& event);
-  // The engines pass it over from now on, or not any more: an older step is rightly offered.
+  // From now on the engines pass the step over, or no longer do. Meanwhile an older step is a right answer.
   void SetQuarantined(const StepId& step, bool quarantined) {
     quarantined ? (void)quarantined_.insert(step) : (void)quarantined_.erase(step);
   }
   // A manifest has become visible.
   void OnStored(const StepId& id, const StoredStep& step);
 
-  // Without a lease a node acknowledges no copy and announces nothing. A leader announces what it chooses to restore.
+  // Without a lease a node must acknowledge and announce nothing. A leader announces which step to restore.
   void OnMessage(const Host& host, bool has_lease, const SendMessage& message);
 
   // ---- memory
-  // In a cluster that encrypts: what ranks save, what transfers carry (null: the other end is gone) and what is encrypted.
-  // No chunk leaves as it was saved, and no nonce serves twice.
+  // In a job that encrypts: the content of a save, the bytes of a transfer (null: the other end is gone), and
+  // an encryption. No transfer may carry a plaintext chunk, and no nonce may serve two plaintexts.
   void OnContent(const Content& content);
   void OnWire(const Transfer& transfer, const std::byte* bytes);
   void OnCipher(const Host& host, const StartCheck::Range& range);
   void OnTransferStart(const Transfer& transfer);
   void OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes);
 
-  // ---- what is true now; for the end of a run and the stories
+  // ---- the current state; for the end of a run and the stories
   bool Committed(const StepId& step) const;
   std::optional<StepId> newest_committed() const;
-  // The newest step of which a shard was ever saved, and how many that are newer were committed.
+  // The newest step of which a shard was ever saved. CommittedAfter(): the number of newer committed steps.
   StepId newest_saved() const;
   size_t CommittedAfter(const StepId& step) const;
-  // Whether living memory has every byte of every shard of the step.
+  // Whether the memory that is not lost has every byte of every shard of the step.
   bool Producible(const StepId& step) const;
-  // Good copies, on running daemons that all have `view`, of the shard that has fewest; 0 when the step is
-  // unknown.
+  // The number of good copies, on running daemons, of the step's shard that has the fewest; 0: unknown step.
   size_t CopiesMin(const StepId& step) const;
-  // What became of every copy of every shard that has fewer than `wanted`. For people.
+  // The fate of every copy of each shard that has fewer good ones than `wanted`. For messages.
   std::string DescribeCopies(const StepId& step, size_t wanted) const;
-  // In a world that is healed and in which nobody saves: whether this wait must end soon, with success or for good.
+  // In a healed cluster without saves: whether this wait must end soon, with success or a final error.
   bool MustEnd(const OpenWait& wait) const;
   bool FullyReplicated(const StepId& step) const;  // each of its shards has R + 1 copies
   std::vector<StepId> KeptSteps() const;           // committed, and not retired
-  bool Retired(const StepId& step) const;          // by K newer committed ones, or one and a drop
-  // Whether this chunk is right on another running daemon as well.
+  bool Retired(const StepId& step) const;          // by K newer committed steps, or by one and a drop
+  // Whether another running daemon also has this chunk right.
   bool HasAnother(const Host& host, const ShardId& shard, uint32_t chunk) const;
   bool Flipped(const StepId& step) const;  // a bit of it was ever flipped
-  // A later incarnation has saved a step of the same number: people, who name steps by numbers, cannot ask for this one.
+  // A later incarnation has a step of the same number. Operators name steps by number and get that one.
   bool Shadowed(const StepId& step) const;
-  // The chunks of a host add up: free, sealed, and nothing else. For a cluster at rest.
+  // In a cluster at rest every chunk of the host must be free, sealed, or a bounce chunk.
   void CheckNoLeak(const Host& host);
   static bool AtRest(const Host& host);
-  // Each byte of every sealed copy on every host.
+  // Checks each byte of every sealed copy on every host.
   void CheckAllBytes();
   const std::vector<uint32_t>* CrcsOf(const ShardId& shard) const;
 
  private:
-  // kOther: a copy of other bytes under the same name; it is there and counts for nothing.
+  // kOther: present, but with other bytes under the same name; it does not count.
   enum class Fate : uint8_t { kPresent, kDropped, kLost, kOther };
   struct Copy {
     Fate fate = Fate::kPresent;
@@ -216,17 +214,18 @@ class Checker {
     uint64_t agreement = 0;
     size_t saver = 0;
     bool sealed = false;
-    std::map<Place, Copy> copies;  // where it was ever sealed
+    std::map<Place, Copy> copies;  // by where it was sealed; also former copies
     std::set<std::pair<Place, uint32_t>> flips;
-    // When counted copies went with their host's memory, or were dropped as bad; when R + 1 right ones were there last.
+    // Times when counted copies were lost with their host's memory or dropped as bad, and the last time when
+    // there were R + 1 right copies.
     std::vector<TimeUs> lost_at;
     TimeUs full_at = 0;
-    // By host: what a rank of the same incarnation, opened there later, saves under the same name.
+    // By host: what the rank saves under the same name after it was opened on that host.
     std::map<size_t, Variant> candidates;
-    std::vector<Variant> superseded;  // what the rank saved elsewhere before
+    std::vector<Variant> superseded;  // what the rank saved before on other hosts
   };
   struct RestoreRecord {
-    TimeUs asked_at = 0;  // the first `latest` of a rank of it
+    TimeUs asked_at = 0;  // time of the incarnation's first `latest`
     Epoch asked_in = 0;
     StepId floor;
     StepId stored_floor;
@@ -234,8 +233,8 @@ class Checker {
     StepId answer;                    // {0, 0}: none
     bool completed = false;           // has committed a step of its own
     std::set<StepId> chosen;          // by leaders, to restore
-    std::set<StepId> rightly_chosen;  // with all newer committed steps lost or away beyond the promise
-    // Daemons that were told of the answer: of the view it was given in, or beside one of those later.
+    std::set<StepId> rightly_chosen;  // chosen while the promise covered no newer committed step
+    // Daemons that know the answer: the members of its view, and those that later meet one of them in a view.
     std::set<NodeId> told;
   };
   struct ViewHeld {
@@ -244,8 +243,8 @@ class Checker {
     std::vector<Extent> extents;
   };
 
-  // An incarnation that no daemon of the view remembers but by its number restores nothing any more
-  // (docs/recovery.md).
+  // Whether a daemon of the view knows the incarnation's answer. Otherwise the incarnation has no pin any
+  // more (docs/recovery.md).
   bool Remembered(const Host& host, const RestoreRecord& restore) const;
   void NoteTold(const Host& host);
 
@@ -257,41 +256,40 @@ class Checker {
   bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Encryption& encryption,
                   const Shard& shard, size_t chunk) const;
   bool CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const;
-  // Copies that were lost since R + 1 were there, or so lately that not everybody knows.
+  // Copies that were lost after there were R + 1, or within the last kNewsUs.
   size_t Losses(const Shard& shard) const;
-  // Distinct hosts with a right, counted copy; `hurt`: with one that has bad chunks.
+  // The number of right, counted copies. `hurt`: the number of counted copies with bad chunks.
   size_t CountedRight(const Shard& shard, size_t* hurt) const;
-  // Promise 2 itself, of the newest committed steps.
+  // Checks promise 2 for the newest committed steps.
   void CheckPromise();
-  // Whether of each shard of the step at most R copies are lost or on hosts that are not in this view.
+  // Whether each shard of the step has at most R copies that are lost or on hosts outside this view.
   bool WithinThePromise(const StepId& step, const View& view) const;
   StepId NewestWithinThePromise(const View& view) const;  // {0, 0}: none
   void OnChosen(const Host& host, Incarnation incarnation, const StepId& pin);
   void CheckReplicated(const Host& host, const ShardId& id, const char* said);
   void CheckCommitted(const Host& host, const StepId& step);
-  // Some rank has gone on to a later step without a shard of this one: it will never be complete.
+  // It will never be committed: some rank has begun a later step without a shard of it, or ranks disagree.
   bool Dead(const StepId& step) const;
-  // Each of its shards is there.
+  // Each of its shards has a counted copy.
   bool Complete(const StepId& step) const;
   // Its ranks gave different values: it must never be committed.
   bool Disagrees(const StepId& step) const;
-  // Whether any member of the host's view knows that it is committed: its daemon has heard so, or its copy is
-  // marked.
+  // Whether a daemon of the host's view knows that it is committed: it has reported it, or has a marked copy.
   bool KnownInViewOf(const Host& host, const StepId& step) const;
-  // Whether this host's daemon has heard that a newer step is.
+  // Whether this host's daemon has reported a newer step as committed.
   bool SaidToBeCommittedBeyond(const Host& host, const StepId& step) const;
-  // Nobody needs it any more: dead, of a former incarnation, or older than what is committed.
+  // No longer needed: dead, to be dropped, of a former incarnation, or older than a committed step.
   bool Superseded(const StepId& step) const;
   const Shard* Find(const ShardId& id) const;
   uint32_t WorldOf(const StepId& step) const;
   size_t GoodCopies(const Shard& shard) const;
-  // Whether every chunk of every shard has a copy that `usable` accepts (host, generation, copy, chunk).
+  // Whether every chunk of every shard has a copy that `usable` accepts (place, shard, copy, chunk).
   template <typename Usable>
   bool Covered(const StepId& step, Usable usable) const;
   bool ProducibleOnMembers(const StepId& step, const Host& host) const;
   StepId FloorOf(const Host& host) const;
   bool RetiredByNewer(const StepId& step) const;
-  StepId NewestPersisted() const;  // that was said to be so, and has not rotted since; {0, 0}: none
+  StepId NewestPersisted() const;  // that was reported PERSISTED and is still intact; {0, 0}: none
   void OnStepDropped(const Host& host, const Session& session, Step step);
   void OnLatestAnswer(const Host& host, const Session& session, const StepId& step, uint32_t world_size);
   void OnViewAnswer(const Host& host, const Session& session, const Pending& request, const AnswerView& view);
@@ -310,18 +308,18 @@ class Checker {
   const std::vector<std::unique_ptr<Host>>& hosts_;
   std::string failure_;
   Statistics statistics_;
-  std::vector<StepId> dropped_;  // of every copy that counted, by anybody
+  std::vector<StepId> dropped_;  // one for each dropped copy that counted, on any host
   std::vector<std::pair<ShardId, Role>> to_judge_;
-  std::set<std::pair<Place, uint32_t>> damaged_;  // chunks that no shard was in
-  bool promise_dirty_ = false;                    // a copy of a committed step has come or gone
+  std::set<std::pair<Place, uint32_t>> damaged_;  // chunks without a sealed shard
+  bool promise_dirty_ = false;                    // copies of a committed step have changed
   std::map<ShardId, Shard> shards_;
   std::map<StepId, TimeUs> committed_;
   std::set<StepId> quarantined_;
-  std::set<StepId> drops_asked_;              // by any rank, with whatever outcome
-  std::set<StepId> drops_of_saved_;           // by a rank whose node had its shard
-  std::set<StepId> never_committed_;          // they were not when their drop was answered
-  std::map<StepId, std::set<NodeId>> heard_;  // the daemons that have said that the step is committed
-  std::set<StepId> persisted_;                // said to be so, by any daemon
+  std::set<StepId> drops_asked_;              // by any rank, with any outcome
+  std::set<StepId> drops_of_saved_;           // by a rank when its node had its shard
+  std::set<StepId> never_committed_;          // not committed when their drop was answered
+  std::map<StepId, std::set<NodeId>> heard_;  // the daemons that have reported the step as committed
+  std::set<StepId> persisted_;                // reported PERSISTED by any daemon
   // What ranks of an incarnation have asked to be kept on storage, and what they were told is kept.
   struct Policy {
     std::set<uint64_t> asked;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Client plays libropeteam for one rank: it speaks to the daemon of its host as the library does, writes
-// the bytes of a save into the chunks it was granted, checks what it reads. Every call answers through its
-// callback, once, later; when the session is cut, with kUnavailable. Closing forgets what is outstanding.
+// A Client acts as libropeteam for one rank: it talks to its host's daemon as the library does, writes a
+// save's bytes into the granted chunks, and checks what it reads. Every call answers once, later, by its
+// callback; if the session is cut, with kUnavailable. After Close() the outstanding calls are not answered.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_CLIENT_H_
 #define ROPETEAM_TESTS_SIMULATION_CLIENT_H_
@@ -20,10 +20,10 @@ namespace ropeteam::simulation {
 
 // How a save goes, beyond its bytes.
 struct SaveScript {
-  uint64_t understated_chunks = 0;       // save_begin announces so many fewer; the rest is asked for later
+  uint64_t understated_chunks = 0;       // save_begin announces this many fewer; the rest is requested later
   bool announce = true;                  // chunks as they fill (save_filled); else all in save_commit
   bool abort = false;                    // instead of the commit
-  bool device = false;                   // the bytes lie in a GPU's memory first, and may be put from there
+  bool device = false;                   // the bytes are first in a GPU's memory, and may be put from there
   size_t stop_after_chunks = SIZE_MAX;   // then it hangs: no commit, no callback
   TimeUs chunk_us = 100;                 // time to fill one chunk, at most
   size_t pause_after_chunks = SIZE_MAX;  // then it does nothing for pause_us, once
@@ -49,9 +49,9 @@ class Client {
   Incarnation incarnation() const { return incarnation_; }
   bool connected() const;
 
-  // Connects, if need be, and says hello with this handle's token. kUnavailable: no daemon there, or it died.
+  // Connects if necessary, and says hello with this handle's token. kUnavailable: no daemon, or it died.
   void Hello(TimeUs timeout, StatusDone done);
-  // As when the process dies, too.
+  // The process may also have died.
   void Close();
 
   using LatestDone = std::function<void(const Status&, const AnswerLatest&)>;
@@ -59,7 +59,7 @@ class Client {
   void Latest(Level level, TimeUs timeout, LatestDone done);
   void Save(Step step, const Content& content, const SaveScript& script, StatusDone done);
   void Wait(Step step, Level level, TimeUs timeout, StatusDone done);
-  void Quarantine(Step step, bool undo, TimeUs timeout, StatusDone done);  // a person's
+  void Quarantine(Step step, bool undo, TimeUs timeout, StatusDone done);  // by an operator
   void Drop(Step step, TimeUs timeout, StatusDone done);
   void DropAsOperator(Step step, TimeUs timeout, StatusDone done) {
     Connect();
@@ -67,11 +67,11 @@ class Client {
   }
   void Persist(Step step, TimeUs timeout, StatusDone done);
   void SetPolicy(const PolicyInput& policy, TimeUs timeout, StatusDone done);
-  // Opens the shard, checks every chunk, has bad ones repaired, holds it for a while, checks again, closes.
-  // kCorrupt when bytes stay wrong.
+  // Opens the shard, checks every chunk, has bad ones repaired, holds the view for a while, checks again,
+  // closes. kCorrupt: bytes stay wrong.
   using ReadDone = std::function<void(const Status&, const ShardMeta&)>;
   void Read(Step step, Rank rank, TimeUs timeout, TimeUs hold, ReadDone done);
-  // The same by ranges of the shard, at random, without its coming here; or as Read() where that cannot be.
+  // Reads random ranges of the shard without fetching it. If that is not possible, works as Read().
   void ReadRanges(Step step, Rank rank, TimeUs timeout, ReadDone done);
   using ReportDone = std::function<void(const Status&, const ClusterReport&)>;
   void Report(TimeUs timeout, ReportDone done);
@@ -84,7 +84,7 @@ class Client {
 
   Status StatusOf(const Answer* answer) const;
   void AskForStatus(RequestKind kind, Step step, TimeUs timeout, StatusDone done, Cluster::Input input);
-  // False when the session is not there; then the done of a request would say so.
+  // False: there is no session. A request is then answered with kUnavailable.
   bool Connect();
   void Granted(const std::shared_ptr<SaveRun>& run, const Answer* answer);
   void FillNext(const std::shared_ptr<SaveRun>& run);
@@ -109,7 +109,7 @@ class Client {
   Incarnation incarnation_ = 0;
   PolicyInput policy_;  // as set
   std::set<DeviceBufferId> device_buffers_;
-  uint64_t connections_ = 0;  // grows with each, and with Close(): what belongs to an older one stops
+  uint64_t connections_ = 0;  // grows with each connection and Close(); work of an older connection stops
 };
 
 }  // namespace ropeteam::simulation

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A machine's clock as its processes see it (CLOCK_BOOTTIME): it begins anywhere and runs a little too fast or too
-// slow. It goes on while a process is stopped, so that the process sees it jump. True time is the scheduler's.
+// A machine's clock as its processes see it (CLOCK_BOOTTIME). It starts at any value and drifts. It runs
+// while a process is stopped, so the process sees it jump. True time is the scheduler's.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_CLOCK_H_
 #define ROPETEAM_TESTS_SIMULATION_CLOCK_H_
@@ -12,7 +12,7 @@ namespace ropeteam::simulation {
 
 class HostClock {
  public:
-  // Shows `local` now, and is faster than true time by that much.
+  // The clock shows `local` at `now`, and is faster than true time by `drift_ppm`.
   void Set(TimeUs now, TimeUs local, int drift_ppm) {
     begin_ = now;
     local_ = local;

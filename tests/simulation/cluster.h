@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A whole cluster in one thread: hosts with real Engines over real Stores, membership's real state machines,
-// a network and a clock that are made up, and the Checker who sees everything. Ranks and launcher (rank.h,
-// launcher.h) and the trouble (faults.h) act through it.
+// a simulated network, storage and clock, and the Checker, which sees everything. Ranks and the launcher
+// (rank.h) and the faults (faults.h) act through it.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_CLUSTER_H_
 #define ROPETEAM_TESTS_SIMULATION_CLUSTER_H_
@@ -42,45 +42,45 @@ class Cluster : private NetworkEnds {
   // ---- hosts
   size_t host_count() const { return hosts_.size(); }
   const Host& host(size_t index) const { return *hosts_[index]; }
-  // A new machine, with an ordinal of its own; off.
+  // Adds a machine with the next ordinal. It is off.
   size_t AddHost();
-  // Switches the machine on, with whatever its memory holds.
+  // Switches the machine on. Its memory is as it was.
   void StartHost(size_t index);
   // Kills every process on it. `keep_memory`: a reboot of containers, not of the machine.
   void StopHost(size_t index, bool keep_memory);
-  // Of the host's next daemon: the newest version that it speaks.
+  // The newest protocol version of the host's next daemon.
   void SetProtocol(size_t index, uint32_t protocol) { hosts_[index]->protocol = protocol; }
   // kill -9; the memory stays.
   void CrashDaemon(size_t index);
   void StartDaemon(size_t index);
-  // From the next start of its daemon on.
+  // They apply from the next start of its daemon.
   void SetOwnSettings(size_t index, const SimMembership::OwnSettings& own) { hosts_[index]->own = own; }
-  // The daemon stops (SIGSTOP) and goes on. What the fabric has under way for it goes on meanwhile; what is meant for
-  // the process waits.
+  // The daemon is stopped (SIGSTOP), and continues. Its transfers in flight go on meanwhile. Everything that
+  // the process must handle waits.
   void PauseDaemon(size_t index);
   void ResumeDaemon(size_t index);
-  // `ropeteam drain`: the daemon leaves when its engine says so, or when the time has passed. on_drained() is told then, while
-  // the daemon still runs; its end is the callee's.
+  // `ropeteam drain`: the daemon leaves when its engine says so, or when the time has passed. Then
+  // on_drained() is called while the daemon still runs. The callee must end it.
   void Drain(size_t index, TimeUs within);
   std::function<void(size_t host, const DrainReport&)> on_drained;
-  // Flips one bit of a chunk that belongs to no sealed shard. False when it does, or no daemon runs.
+  // Flips one bit of a chunk outside of sealed shards. False: it is in a sealed shard, or no daemon runs.
   bool FlipUnsealed(size_t index, uint32_t chunk);
-  // Flips one bit of the arena's tables, which a running daemon rewrites and a starting one may not believe.
+  // Flips one bit of the arena's tables. A running daemon repairs it. A starting one may reject the arena.
   void FlipTable(size_t index);
-  // A rank goes on writing into a chunk that it was granted by a daemon that has died.
+  // A rank continues to write into a chunk that a dead daemon has granted.
   void StrayWrite(size_t index, uint64_t memory_generation, uint32_t chunk, const std::string& bytes);
   // Flips one bit of the `chunk`th chunk of the copy that this host has.
   bool FlipBit(size_t index, const ShardId& shard, uint32_t chunk);
-  // Told when a machine stops or starts.
+  // Called when a machine stops or starts.
   std::function<void(size_t host, bool up)> on_host;
-  // For the stories: told of what happens, the moment it does. What they do about it they do After(0).
+  // For the stories: called at the moment of the event. They must react by After(0), not inside the call.
   std::function<void(size_t host, const LevelEvent&)> on_event;
   std::function<void(const Transfer&)> on_transfer;
 
   // ---- clients
-  // 0 when no daemon runs there.
+  // 0: no daemon runs there.
   SessionId OpenSession(size_t host, Client* client, uint64_t launch, Rank rank, uint32_t world_size);
-  // The client's end: whatever it has asked is forgotten.
+  // The client closes: its requests are not answered any more.
   void CloseSession(SessionId session);
   // `input` gives the request to the engine, later and in order. `request.done` is called once, unless the
   // client closes.
@@ -88,39 +88,39 @@ class Cluster : private NetworkEnds {
   void Ask(SessionId session, Pending request, Input input);
   void Tell(SessionId session, Input input);  // without an answer
   const Session* FindSession(SessionId session) const;
-  // That a running daemon has not answered.
+  // Waits that a running daemon has not answered.
   std::vector<OpenWait> OpenWaits() const;
   // Where the client may write: null once the session is cut.
   std::byte* ClientMemory(SessionId session, uint32_t chunk);
-  // A GPU's memory that daemons can put from, by the number that is returned, until it is dropped.
+  // Shares a GPU's memory: daemons can put from it, by the returned number, until DropDevice().
   DeviceBufferId ShareDevice(std::shared_ptr<const DeviceMemory> memory);
   void DropDevice(DeviceBufferId buffer) { device_buffers_.erase(buffer); }
 
   // ---- running
-  // Until `done`, for `limit` at most; asks it after every event, or at most once in `every`. False when the
-  // time passed first or the checker has failed.
+  // Runs until `done` returns true, but for at most `limit`. Calls `done` after every event, or at most once
+  // per `every`. False: the time has passed, or the checker has failed.
   bool RunUntil(const std::function<bool()>& done, TimeUs limit, TimeUs every = 0);
   void RunFor(TimeUs time);
   void StartCoordinator();
   // No more faults from now on: links heal, losses end, everything that is down comes back.
   void Heal();
   bool healed() const { return healed_; }
-  // Every host is up and every engine has the same view, of all of them.
+  // Every host is up, and every engine has the same view with all hosts.
   bool AllInOneView() const;
 
-  // ---- the trace: the last lines; kept only when asked for, for a run is the same with and without it
+  // ---- the trace: the last lines. It is kept only on request; a run is the same with and without it
   void KeepTrace(size_t lines) { trace_lines_ = lines; }
   bool tracing() const { return trace_lines_ != 0; }
   void Trace(const char* format, ...) __attribute__((format(printf, 2, 3)));
   const std::deque<std::string>& trace() const { return trace_; }
-  // Of everything that was sent and answered; two runs of one seed have the same.
+  // Digest of everything that was sent and answered. Two runs of one seed have the same digest.
   uint64_t digest() const { return digest_; }
   uint64_t inputs() const { return inputs_; }
 
  private:
   using Drive = std::function<void(Engine&, TimeUs now)>;  // of the host's clock
 
-  // Gives the engine one input, carries its outputs out, has everything checked.
+  // Gives the engine one input, executes its outputs, and lets the Checker check everything.
   void Give(Host* host, const char* what, const Drive& drive);
   void CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t free_before, uint64_t dropped_before);
   void CarryMessage(Host* host, const SendMessage& message);
@@ -135,7 +135,7 @@ class Cluster : private NetworkEnds {
   void FinishCheck(size_t index, const StartCheck& check);
   void CarryAnswer(Host* host, const Answer& answer, uint64_t free_before, uint64_t dropped_before);
   void ArmTimer(Host* host);
-  // Now, or when the daemon goes on; never when it dies before.
+  // Runs the action now, or when the stopped daemon continues; never if it dies before that.
   void WhenAwake(Host* host, std::function<void()> action);
   void EndDaemon(Host* host, bool reset);
   void LeaveJob(size_t index, NodeId instance);
@@ -167,7 +167,7 @@ class Cluster : private NetworkEnds {
   SimStorage storage_;
   Checker checker_;
   std::unique_ptr<SimMembership> membership_;
-  std::map<NodeId, size_t> instances_;  // of all times
+  std::map<NodeId, size_t> instances_;  // also former ones
   std::map<SessionId, Session> sessions_;
   SessionId next_session_ = 1;
   std::map<DeviceBufferId, std::shared_ptr<const DeviceMemory>> device_buffers_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The trouble of one run: at random times one of the kinds that its seed has switched on, until Stop().
+// Injects the faults of one run: at random times, one of the kinds that its seed enables, until Stop().
 
 #ifndef ROPETEAM_TESTS_SIMULATION_FAULTS_H_
 #define ROPETEAM_TESTS_SIMULATION_FAULTS_H_
@@ -33,7 +33,7 @@ class Faults {
   void TroubleHost(Fault fault, TimeUs until);
   void Flip();
   void Partition();
-  // Of each place its group.
+  // `group`: each place with its group. Places of different groups cannot reach each other.
   void CutBetween(const std::vector<std::pair<size_t, uint64_t>>& group, TimeUs until);
   void LoseEverything();
   void LoseLeader();
@@ -47,7 +47,7 @@ class Faults {
   const FaultOptions& options_;
   bool stopped_ = false;
   std::array<uint64_t, kFaultKinds> counts_{};
-  std::vector<std::unique_ptr<Client>> people_;  // of the whole run: answers may still come
+  std::vector<std::unique_ptr<Client>> people_;  // of the whole run, because answers may still come
 };
 
 }  // namespace ropeteam::simulation

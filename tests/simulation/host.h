@@ -51,7 +51,7 @@ enum class RequestKind : uint8_t {
 };
 const char* RequestName(RequestKind kind);
 
-// What a client has asked and not been told yet.
+// A request of a client that is not answered yet.
 struct Pending {
   RequestKind kind = RequestKind::kHello;
   Step step = 0;
@@ -60,14 +60,14 @@ struct Pending {
   SaveId save = 0;
   ViewId view = 0;
   PolicyInput policy;     // of kSetPolicy
-  TimeUs timeout_us = 0;  // as asked; 0 for requests that wait for nothing but this node
+  TimeUs timeout_us = 0;  // as requested; 0: the request waits only for this node
   TimeUs asked_at = 0;
   bool answered = false;  // by the engine; the answer may still be on its way to the client
-  // Null when the session was cut.
+  // Called with null if the session was cut.
   std::function<void(const Answer*)> done;
 };
 
-// One connection of a rank (or a person) to a daemon. Ends when either side does.
+// One connection of a rank or an operator to a daemon. It ends when either side ends.
 struct Session {
   SessionId id = 0;
   size_t host = 0;
@@ -78,7 +78,7 @@ struct Session {
   Rank rank = 0;
   uint32_t world_size = 0;
   Incarnation incarnation = 0;  // 0 until admitted
-  TimeUs to_engine_at = 0;      // when the last thing sent arrives: both directions keep their order
+  TimeUs to_engine_at = 0;      // when the last message arrives: each direction keeps its order
   TimeUs to_client_at = 0;
   RequestId last_request = 0;
   std::map<RequestId, Pending> pending;
@@ -99,11 +99,11 @@ struct Host {
   size_t index = 0;
   Member member;                   // of the running or the last daemon
   bool up = false;                 // the machine is on
-  uint64_t memory_generation = 0;  // grows whenever the memory is lost
+  uint64_t memory_generation = 0;  // grows each time the memory is lost
   bool table_damaged = false;      // bits of the arena's tables have flipped
   std::unique_ptr<std::byte[], Release> memory;
   uint64_t memory_bytes = 0;
-  uint64_t chunks_begin = 0;  // of chunk 0 in the memory
+  uint64_t chunks_begin = 0;  // offset of chunk 0 in the memory
   uint64_t chunk_bytes = 0;
   NodeId id = kNoNode;  // of the running daemon
   std::unique_ptr<Store> store;
@@ -111,17 +111,17 @@ struct Host {
   TimeUs timer_at = kForever;  // true time
   HostClock clock;
   TimeUs lease_until = 0;                // membership's lease, on this host's clock
-  std::map<uint64_t, NodeId> transfers;  // peers of those that were posted, by their tags
+  std::map<uint64_t, NodeId> transfers;  // peers of the posted transfers, by tag
   std::set<NodeId> lost_links;           // members that its data path has lost
-  uint32_t protocol = kProtocolVersion;  // that its next daemon speaks at most
+  uint32_t protocol = kProtocolVersion;  // the newest version of its next daemon
   std::optional<SimMembership::OwnSettings>
-      own;              // what its daemon is started with, unless it is what all are
-  Status refused;       // for good, by membership
-  bool paused = false;  // the daemon is stopped (SIGSTOP); what is meant for it waits in `backlog`
+      own;              // settings of its daemon, if they differ from the others'
+  Status refused;       // by membership, permanently
+  bool paused = false;  // the daemon is stopped (SIGSTOP); its inputs wait in `backlog`
   std::deque<std::function<void()>> backlog;
   TimeUs resumed_at = 0;
   View view;                // the last one given to the running engine
-  uint64_t lives = 0;       // daemons that ever ran here
+  uint64_t lives = 0;       // number of daemons that were started here
   TimeUs drains_since = 0;  // true time; 0: the daemon stays
 
   bool has_lease(TimeUs now) const { return clock.Local(now) < lease_until; }

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What lies between the nodes: a struct of probabilities (options.h), and per link the trouble of the moment.
+// The network between the nodes: a struct of probabilities (options.h), and the current faults of each link.
 // It carries
 //
 //  * messages, which may be lost, repeated, reordered, clogged, cut, or dropped by a reset of their link;
-//  * packets of membership's connections, in order as TCP keeps them, which a cut loses;
-//  * transfers, one-sided copies between two arenas: in pieces that land in any order, each reading its
-//  source when it
-//    lands, completed exactly once. When the initiator dies or a put fails, pieces may still land for a
-//    while. A fabric that fences refuses the puts of a peer that was disconnected; another lets them land for as long
-//    as the target's process lives, also puts that were started long after.
+//  * packets of membership's connections, in order as over TCP; a cut loses them;
+//  * transfers, which are one-sided copies between two arenas. A transfer lands in pieces, in any order. Each
+//    piece reads its source when it lands. The transfer completes exactly once. If the initiator dies or a
+//    put fails, pieces may still land for a while. A fabric that fences refuses the puts of a disconnected
+//    peer. Another lets them land while the target's process lives, even if they were started long after.
 //
 // Endpoints are the hosts' indices; kCoordinatorHost is the coordinator's, kSecondCoordinatorHost that of a second one.
 
@@ -36,13 +35,13 @@ namespace ropeteam::simulation {
 inline constexpr size_t kCoordinatorHost = SIZE_MAX;
 inline constexpr size_t kSecondCoordinatorHost = SIZE_MAX - 1;
 
-// A GPU's memory that one save's bytes lie in. Lives while a transfer reads it, as a dmabuf does.
+// A GPU's memory with the bytes of one save. It exists while a transfer reads it, as a dmabuf does.
 struct DeviceMemory {
   std::string bytes;
-  bool given_back = false;  // its owner writes to it again: nobody may read it
+  bool given_back = false;  // its owner writes to it again: no transfer may read it
 };
 
-// One StartTransfer under way. A range is of the arena of the host, from the beginning of its memory.
+// One running StartTransfer. Offsets are from the beginning of the host's memory.
 struct Transfer {
   struct Piece {
     uint64_t begin = 0;  // within the transfer
@@ -60,11 +59,11 @@ struct Transfer {
   uint64_t local_offset = 0;
   uint64_t remote_offset = 0;
   uint64_t length = 0;
-  std::shared_ptr<const DeviceMemory> device;  // of a put: the local range is of this, not of the arena
+  std::shared_ptr<const DeviceMemory> device;  // a put reads from this, not from the arena
   std::vector<Piece> pieces;
   size_t unlanded = 0;
   TimeUs posted_at = 0;
-  bool orphan = false;     // the initiator is dead or has been told: nobody is told, but pieces may land
+  bool orphan = false;     // no completion: the initiator is dead or has it already; pieces may still land
   bool finishing = false;  // its completion is scheduled; no piece lands any more
 
   // Where bytes come from and go to.
@@ -75,12 +74,12 @@ struct Transfer {
   std::string ToString() const;
 };
 
-// What the network asks of the hosts at its ends.
+// Calls of the network to the hosts at its ends.
 class NetworkEnds {
  public:
   virtual ~NetworkEnds() = default;
   virtual bool Alive(size_t host, NodeId instance) const = 0;
-  // Null when the range is not inside the arena's memory.
+  // Null: the range is not inside the host's memory.
   virtual std::byte* Memory(size_t host, uint64_t offset, uint64_t length) = 0;
   virtual void OnLanding(const Transfer& transfer, uint64_t offset,
                          const std::string& bytes) = 0;  // before it is done
@@ -95,17 +94,17 @@ class Network {
       : scheduler_(*scheduler), random_(*random), options_(options), ends_(*ends) {}
 
   // ---- messages and packets
-  // `deliver` runs later, never inside; zero, one or two times.
+  // `deliver` runs later, never inside this call; zero, one or two times.
   void PostMessage(size_t from, size_t to, std::function<void()> deliver);
   // In order within `connection`; lost only by a cut. `deliver` runs later.
   void PostPacket(size_t from, size_t to, const std::pair<NodeId, uint64_t>& connection,
                   std::function<void()> deliver);
 
-  // ---- trouble
+  // ---- faults
   void Clog(size_t from, size_t to, TimeUs until);
   void Cut(size_t from, size_t to, TimeUs until);  // messages and transfers are lost
   void CutPath(size_t a, size_t b, TimeUs until);  // transfers fail between them, both ways; messages arrive
-  void Reset(size_t a, size_t b);                  // drops the messages under way between them
+  void Reset(size_t a, size_t b);                  // drops the messages in flight between them
   bool IsCut(size_t from, size_t to) const;
   bool PathIsCut(size_t a, size_t b) const;  // for transfers
   void HealLinks() { links_.clear(); }
@@ -116,13 +115,13 @@ class Network {
   // No byte of it will land: the target is dead, the initiator has disconnected the target, or the target has
   // disconnected the initiator and the fabric fences.
   bool Refuses(const Transfer& transfer) const;
-  // Gives it its number.
+  // Assigns the transfer's number.
   void Start(Transfer transfer);
   uint64_t next_number() const { return next_transfer_; }
   // The instance's process is dead: its gets end, its puts become orphans, transfers to it fail.
   void OnInstanceDead(size_t host, NodeId instance);
-  // The instance on `host` gives its connection to the departed one up. True when that ends what that one
-  // still had under way.
+  // The instance on `host` closes its connection to the departed one. True: that ends all transfers of the
+  // latter.
   bool Disconnect(size_t host, NodeId instance, NodeId departed);
   // In the order of their numbers. For checks.
   const std::map<uint64_t, Transfer>& transfers() const { return transfers_; }
@@ -151,7 +150,7 @@ class Network {
   void Erase(uint64_t number);
   void Orphan(Transfer* transfer);
   void LeaveBehind(const Transfer& failed);
-  // Null when there is nothing to read.
+  // Null: there is nothing to read.
   const std::byte* Source(const Transfer& transfer, const Transfer::Piece& piece);
 
   Scheduler& scheduler_;
@@ -163,7 +162,7 @@ class Network {
   uint64_t next_transfer_ = 1;
   std::map<uint64_t, Transfer> transfers_;
   std::map<size_t, std::set<uint64_t>> at_host_;
-  std::set<std::pair<NodeId, NodeId>> disconnected_;  // who hung up, on whom
+  std::set<std::pair<NodeId, NodeId>> disconnected_;  // the first has disconnected the second
 };
 
 }  // namespace ropeteam::simulation

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The simulation's only source of chance: xoshiro256** seeded by splitmix64. Integers only, so that a seed
-// means the same run on every machine and compiler (the standard library's distributions do not promise
+// The simulation's only random generator: xoshiro256** seeded by splitmix64. Integers only, so that a seed
+// gives the same run on every machine and compiler (the standard library's distributions do not promise
 // that). A value; not thread-safe.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_RANDOM_H_
@@ -19,7 +19,7 @@ inline uint64_t SplitMix(uint64_t* state) {
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
   return z ^ (z >> 31);
 }
-// A number that depends on all of its arguments; for values that must not depend on the order of events.
+// A hash of all arguments, for values that must not depend on the order of events.
 inline uint64_t Mix(uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0) {
   uint64_t state = a;
   uint64_t mixed = SplitMix(&state);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A training process and the launcher that starts a world of them, as torchrun does: all ranks together, and
-// all again when one of them or its host dies.
+// A training process, and the launcher that starts all ranks together, as torchrun does. If a rank or its
+// host dies, the launcher restarts all of them.
 //
-// A rank: hello; latest; reads its shard of that step (or, in a world of another size, its share of all
-// shards); then, step by step: waits for the others as a collective would, computes, saves, sometimes waits
-// for a level or reads somebody's shard. When its daemon dies it connects again and goes on; when it is told
-// that its incarnation is over, or cannot restore, it ends, and the launcher restarts the world.
+// A rank says hello, asks for `latest`, and reads its shard of that step (if the world size has changed, its
+// share of all shards). Then, for each step, it waits for the others as a collective would, computes and
+// saves. Sometimes it waits for a level or reads another rank's shard. If its daemon dies, it connects again
+// and continues. If its incarnation is over or it cannot restore, it ends, and the launcher restarts all.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_RANK_H_
 #define ROPETEAM_TESTS_SIMULATION_RANK_H_
@@ -31,13 +31,13 @@ class SimRank {
   void Start();
   void Kill();  // at once
   bool alive() const { return alive_; }
-  // It was told to stop and does not: it goes on saving, alone.
+  // It was told to stop, but continues to save, alone.
   void BecomeZombie() { zombie_ = true; }
   bool zombie() const { return zombie_; }
   size_t host() const { return client_.identity().host; }
-  Step step() const { return step_; }  // that it has finished
+  Step step() const { return step_; }  // the last finished one
   bool restored() const { return restored_; }
-  // It saves nothing more: the launcher has silenced the world.
+  // It saves nothing more, because the launcher has silenced all ranks.
   bool silent() const { return silent_; }
   // Waits for every level of its last steps.
   void AskWaits();
@@ -80,10 +80,10 @@ class Launcher {
   explicit Launcher(Cluster* cluster);
 
   void Start();
-  // Whatever is wrong is found out and the world started again.
+  // Stops all ranks, and starts them again after some time. Some of them may become zombies.
   void Restart(const char* why);
   void KillZombies();
-  // While held, no world runs.
+  // While held, no ranks run.
   void Hold(bool hold);
   // Stops all ranks, zombies too, for good.
   void StopForGood();
@@ -94,14 +94,15 @@ class Launcher {
   void Await(Step done, std::function<void()> go_on);
   void OnProgress();           // a rank has restored or finished a step
   void KillOne(size_t index);  // of the running ranks
-  // Every rank saves up to the same step, one of the next few, and then no more. Some wait for their last steps at once.
+  // Every rank saves up to the same step, one of the next few, and then stops saving. Some ranks wait for
+  // their last steps at once.
   void Silence();
-  void AskWaits();  // all of them, again
+  void AskWaits();  // all ranks wait, again
   void EndSilence() { silence_ = false; }
   // Whether the rank that has finished this step saves no more.
   bool Silences(Step done);
   bool AllSilent() const;
-  // A rank has become silent.
+  // Called when a rank has become silent.
   std::function<void()> on_silent;
 
   uint64_t launch() const { return launch_; }
@@ -128,7 +129,7 @@ class Launcher {
   uint32_t world_size_ = 0;
   std::vector<SimRank*> ranks_;
   std::vector<std::pair<Step, std::function<void()>>> waiting_;
-  std::vector<std::unique_ptr<SimRank>> all_;  // of every launch: callbacks may still name them
+  std::vector<std::unique_ptr<SimRank>> all_;  // of every launch, because callbacks may still use them
 };
 
 }  // namespace ropeteam::simulation

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Virtual time: one queue of things that will happen, in the order of their time and, at one time, of their
-// making. Nothing else moves the clock, so a run is a function of its seed.
+// Virtual time: one queue of events, in the order of their time and, at the same time, of their creation.
+// Nothing else moves the clock, so the seed determines the run.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_SCHEDULER_H_
 #define ROPETEAM_TESTS_SIMULATION_SCHEDULER_H_
@@ -32,7 +32,7 @@ class Scheduler {
   }
   void After(TimeUs delay, Action action) { At(now_ + delay, std::move(action)); }
 
-  // Runs the next thing if it is due by `limit`; else moves the clock there. False when there was none.
+  // Runs the next event if it is due by `limit`. Otherwise moves the clock to `limit` and returns false.
   bool RunOne(TimeUs limit) {
     if (queue_.empty() || queue_.front().when > limit) {
       now_ = std::max(now_, limit);
@@ -57,7 +57,7 @@ class Scheduler {
     return a.when != b.when ? a.when > b.when : a.order > b.order;
   }
 
-  // Not zero: a clock's zero is arbitrary, and code that takes 0 for "not set" must not get away with it by
+  // Not zero: a clock's zero is arbitrary, and code that confuses the time 0 with "not set" must not work by
   // chance.
   TimeUs now_ = 10 * kSecond;
   uint64_t next_ = 0;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Membership's own state machines (membership/simulated) over the simulation's network and clock: a
-// coordinator on a host of its own, that can die and return, and an agent for every daemon. Views reach their
-// daemons some time after their agents, each at its own time.
+// coordinator on its own host, which can die and return, and an agent for every daemon. A view reaches each
+// daemon some time after its agent.
 //
-// A second coordinator may be started on another host while the first one lives, as when an operator replaces a node that
-// is merely out of reach: some hosts find the one at the coordinator's address, some the other.
+// A second coordinator may be started on another host while the first one runs, as when an operator replaces
+// a node that is only unreachable. Then some hosts find the first at the coordinator's address, some the
+// second.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_SIM_MEMBERSHIP_H_
 #define ROPETEAM_TESTS_SIMULATION_SIM_MEMBERSHIP_H_
@@ -24,17 +25,17 @@ namespace ropeteam::simulation {
 
 class SimMembership {
  public:
-  // Both run later than the call that causes them.
+  // All run later than the call that causes them.
   struct Listener {
     std::function<void(size_t host, NodeId instance, const View&)> on_view;
     std::function<void(size_t host, NodeId instance, const Status&)> on_refused;
-    // True time until which the lease lasts; 0: no lease any more.
+    // The lease lasts until this true time; 0: it has ended.
     std::function<void(size_t host, NodeId instance, TimeUs valid_until)> on_lease;
   };
-  // What one daemon was started with, where that differs from the others.
+  // Settings of one daemon, if they differ from the others'.
   struct OwnSettings {
     JobSettings settings;
-    bool named = false;  // by its user; else they are defaults
+    bool named = false;  // set by its user; otherwise they are defaults
   };
   struct Config {
     JobSettings settings;
@@ -46,30 +47,30 @@ class SimMembership {
                 Listener listener);
   ~SimMembership();
 
-  // The host's clock is faster than true time by that much. `epoch_known`: by its memory. `own` may be null.
-  // `protocol`: the newest version that it speaks.
+  // The host's clock is faster than true time by `drift_ppm`. `epoch_known` is from its memory. `own` may be
+  // null. `protocol`: the daemon's newest version.
   void Join(size_t host, const Member& member, int drift_ppm, Epoch epoch_known, uint32_t protocol,
             const OwnSettings* own);
   // The daemon's process has ended. `reset`: its host lives and closes its connections.
   void Gone(NodeId instance, bool reset);
   // The daemon says that it leaves; Gone() follows.
   void Leave(NodeId instance);
-  // The daemon's process is stopped (SIGSTOP), and goes on.
+  // The daemon's process is stopped (SIGSTOP), and continues.
   void Pause(NodeId instance);
   void Resume(NodeId instance);
   void Suspect(NodeId reporter, NodeId suspect, const std::string& reason);
 
-  // One of them, where there are two. All hosts look for the one that is left.
+  // Stops the coordinator. If there are two, stops one of them, and all hosts look for the other.
   void StopCoordinator();
-  // Where one runs, a second.
+  // Starts a coordinator, or a second one.
   void StartCoordinator(int drift_ppm = 0);
   size_t coordinators() const;
   // The coordinator at its address dies, and one starts at another address, which no host knows.
   void MoveCoordinator();
-  // What the instance's daemon is told (Membership::Relocate): the coordinator is where it has moved to.
+  // Tells the instance's daemon the new address of the moved coordinator (Membership::Relocate).
   void TellMoved(NodeId instance);
-  // From now on the host looks for that one, 0 or 1. Its daemon's connection is reset if `reset`, else it stays as long as
-  // it works.
+  // From now on the host looks for this coordinator, 0 or 1. `reset`: its daemon's connection is reset;
+  // otherwise it stays as long as it works.
   void Route(size_t host, size_t coordinator, bool reset);
 
  private:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One run from one seed: trouble for a while, during which nothing wrong may happen; then everything heals,
-// and the right things must happen within a bounded time.
+// One run from one seed. First there are faults, and no promise may be broken. Then everything heals, and the
+// cluster must make progress within a bounded time.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_SIMULATION_H_
 #define ROPETEAM_TESTS_SIMULATION_SIMULATION_H_
@@ -29,7 +29,7 @@ struct Outcome {
 
 Outcome RunSimulation(const Options& options, size_t trace_lines = 0);
 
-// For a process that dies inside RunSimulation(): the trace of the cluster that is running, or null.
+// The trace of the running cluster, or null. For a process that dies inside RunSimulation().
 const std::deque<std::string>* TraceOfRunning();
 
 }  // namespace ropeteam::simulation

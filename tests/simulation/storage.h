@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Storage that is made up: it takes its time, fails, loses acknowledgements, is away for a while, and rots. The work of
-// a daemon that dies stops where it is; a request that had left by then may still take effect.
+// Simulated storage. It is slow, fails, loses acknowledgements, is unavailable for a while, and corrupts
+// files. If a daemon dies, its work stops where it is. A request that was sent before may still take effect.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_STORAGE_H_
 #define ROPETEAM_TESTS_SIMULATION_STORAGE_H_
@@ -30,10 +30,10 @@ class SimStorage {
   using Stalled = std::function<void(size_t host, NodeId instance, uint64_t tag)>;
   // The host, if that daemon still runs and is not stopped.
   using FindHost = std::function<Host*(size_t host, NodeId instance)>;
-  // Told what becomes visible: a file, and the manifest that makes a step count. A non-empty return is a violation.
+  // Called when a step's manifest becomes visible, and when a daemon breaks a rule of storage.
   using OnStored = std::function<void(const StepId& id, const StoredStep& step)>;
   using OnViolation = std::function<void(const std::string& what)>;
-  // A daemon is to delete, and, while it runs, what it has deleted of the steps that have a manifest.
+  // A daemon begins to delete. Later, if it still runs: which of the steps with a manifest it has deleted.
   using OnPrune = std::function<void(size_t host, const PruneStored& prune)>;
   using OnPruned = std::function<void(size_t host, const std::vector<StepId>& newest_first,
                                       const std::vector<StepId>& gone)>;
@@ -43,7 +43,7 @@ class SimStorage {
 
   Answer answer;
   Stalled stalled;
-  // What a daemon that has died was reading lands in its memory, if that is still there.
+  // Bytes that a dead daemon was reading land in its memory, if that is not lost.
   using Stray =
       std::function<void(size_t host, uint64_t memory_generation, uint32_t chunk, const std::string&)>;
   Stray stray;
@@ -54,41 +54,41 @@ class SimStorage {
   OnPruned on_pruned;
 
   void Start(const Host& host, const StartStorage& start);
-  // Everything fails for a while; not again within the time that `latest` waits for storage.
+  // All requests fail until then. Ignored if it is too soon after the last time: `latest` waits only so long.
   void TakeAway(TimeUs until) {
     if (MayTrouble(until)) away_until_ = until;
   }
   // Work of this host makes no progress until then. Its daemon is told after a while.
   void HangUntil(size_t host, TimeUs until);
   bool away() const { return scheduler_.now() < away_until_; }
-  // A file of the step is damaged, or missing. False: no step is there.
+  // Damages or removes a file of a step. False: there is none.
   bool Rot();
   // No more failures.
   void Heal();
 
-  // Storage is this daemon's from now on: an operator's wish.
+  // An operator gives storage to this daemon.
   void TakeOver(const Host& host) { hold_ = {host.index, host.id, 0, false}; }
   NodeId holder() const { return hold_.instance; }
 
   // ---- for the stories
-  // The rank's file has another byte from now on; its size stays.
+  // Changes a byte of the rank's file, but not its size.
   void Damage(const StepId& id, Rank rank);
-  // Listings do not show it, until Show(): a cache of directories, a request that is late.
+  // Listings do not show the step until Show(), as with a cache of directories or a late request.
   void Hide(const StepId& id);
   void Show();
-  // Work of this host never ends: a hard mount.
+  // Work of this host hangs until GoOn(), as on a hard mount.
   void Hang(size_t host) { hung_.insert(host); }
   void GoOn(size_t host);
   void HangPrunes(bool hang) { prunes_hang_ = hang; }
-  uint64_t listings() const { return listings_; }  // that were ever begun
+  uint64_t listings() const { return listings_; }  // number of those that were begun
   uint64_t loads() const { return loads_; }
-  // The host's memory spoils what it loads.
+  // The host's memory corrupts what it loads.
   void Spoil(size_t host) { spoilt_.insert(host); }
   bool Marked(const StepId& id) const { return At(id) != nullptr && At(id)->marked; }
   RestoreNote Restored(const StepId& id) const {
     return At(id) == nullptr ? RestoreNote() : At(id)->restored;
   }
-  // Its manifest cannot be read, or nothing of it can be loaded, for ever.
+  // The step's manifest can never be read. FailLoads(): its shards can never be loaded.
   void FailReads(const StepId& id) {
     unreadable_.insert(id);
     steps_.at(id).rotten = true;
@@ -98,35 +98,35 @@ class SimStorage {
     steps_.at(id).rotten = true;
   }
 
-  // What is true now.
+  // ---- the current state
   bool Has(const StepId& id) const { return At(id) != nullptr && At(id)->manifest.has_value(); }
-  // Every listing that has begun within the last while has it.
+  // Every listing that was begun within the last kListingAgeUs shows it.
   bool Listed(const StepId& id) const {
     if (options_.listing_lag_us == 0) return Has(id);
     return Has(id) && At(id)->stored_at + options_.listing_lag_us + kListingAgeUs <= scheduler_.now();
   }
   bool Pruned(const StepId& id) const { return pruned_.contains(id); }
   bool Sound(const StepId& id) const { return Has(id) && !At(id)->rotten; }
-  // The step that counts, and the bytes of a rank's shard.
+  // The step's manifest, or null. Stream(): the bytes of a rank's shard, or null.
   const StoredStep* Manifest(const StepId& id) const { return Has(id) ? &*At(id)->manifest : nullptr; }
   const std::string* Stream(const ShardId& id) const;
   size_t steps() const;
 
  private:
-  // Between two times that `latest` has to wait for storage.
+  // Shortest time between two outages, for each of which `latest` has to wait.
   static constexpr TimeUs kBetweenAwayUs = 9 * kSecond;
   static constexpr TimeUs kListingAgeUs = 10 * kSecond;
-  static constexpr TimeUs kHolderSilentUs = 15 * kSecond;  // then another one takes storage
+  static constexpr TimeUs kHolderSilentUs = 15 * kSecond;  // then another daemon takes storage
   static constexpr TimeUs kRenewUs = kSecond;
-  // Who writes and deletes. A driver renews its hold until it has been told to release it; whether that took effect is
-  // another matter.
+  // The daemon that writes and deletes. It renews its hold until it is told to release it, even if the
+  // release then fails.
   struct Hold {
     size_t host = 0;
     NodeId instance = kNoNode;
-    uint64_t renewal = 0;  // as somebody has seen it last
+    uint64_t renewal = 0;  // as another daemon has seen it last
     bool renews = false;
   };
-  // What another one has seen of the holder.
+  // What another daemon has seen of the holder.
   struct Watch {
     NodeId holder = kNoNode;
     uint64_t renewal = 0;
@@ -146,7 +146,7 @@ class SimStorage {
     bool marked = false;  // as damaged
     RestoreNote restored;
   };
-  // Work under way: what a thread of the daemon does, one stage after the other.
+  // Running work: what a thread of the daemon does, one stage after the other.
   struct Job {
     size_t host = 0;
     NodeId instance = kNoNode;
@@ -175,22 +175,22 @@ class SimStorage {
   void Stall(const JobPtr& job);
   void Advance(const JobPtr& job);
   void End(const JobPtr& job, const Status& status);
-  // True if the work goes on with another stage.
+  // True: the work continues with another stage.
   bool Stage(const JobPtr& job, Host* host, Status* status);
   bool ReadChunk(const JobPtr& job, const NameFiles& shard, Host* host, Status* status);
   bool LoadChunk(const JobPtr& job, const LoadChunks& load, Host* host, Status* status);
   void LandLate(const Job& job, const LoadChunks& load);
-  // Takes effect as a whole: a request that has left.
+  // The whole effect of a request that was sent.
   Status Effect(const JobPtr& job);
   Status Write(const WriteShard& write, const std::string& stream, StoredRank* stored);
   Status Put(const StepId& id, const std::string& path, Rank rank, std::string bytes);
   Status WriteTheManifest(const StoredStep& step);
   Status TakeHold(const Job& job);
-  // Of a daemon that writes a manifest, or deletes.
+  // Whether the daemon holds storage: a condition for a manifest, a deletion, a mark or a note.
   Status CheckHold(const Job& job) const;
   StoredList Prune(const Job& job, const PruneStored& prune);
   Status Read(const StepId& id, StoredStep* stored);
-  // Then the checker expects nothing of the step: it may be taken for damaged.
+  // Whether the file is seen half written. Then the step may be found damaged, and the checker accepts that.
   bool IsTorn(const StepId& id, const std::string& path);
   static std::vector<std::string> NamesOf(const ShardId& shard);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A scripted cluster for failure stories: a calm network, no faults but those the story tells, ranks that do
-// what they are told. Calls run virtual time until they are answered. The Checker watches as in every run; a
-// story fails when it does.
+// A scripted cluster for failure stories. The network is calm, the only faults are the story's, and ranks do
+// what the story says. Calls run virtual time until they are answered. The Checker works as in every run; if
+// it fails, the story fails.
 
 #ifndef ROPETEAM_TESTS_SIMULATION_STORY_H_
 #define ROPETEAM_TESTS_SIMULATION_STORY_H_
@@ -24,7 +24,7 @@ namespace ropeteam::simulation {
 
 class Story : public ::testing::Test {
  protected:
-  // Hosts 0 … nodes - 1 are up and of one view afterwards.
+  // Afterwards hosts 0 … nodes - 1 are up and have one view.
   void StartNodes(uint32_t nodes, uint32_t replicas = 1, uint64_t chunks = 128, uint32_t domains = 1) {
     SetLogLevel(LogLevel::kOff);
     options_.seed = 7;
@@ -41,14 +41,14 @@ class Story : public ::testing::Test {
   void AwaitOneView() {
     ASSERT_TRUE(cluster_->RunUntil([this] { return cluster_->AllInOneView(); }, 10 * kSecond)) << Trouble();
   }
-  // Starts incarnation number `launch` of a world of one rank on each of these hosts.
+  // Starts launch number `launch`, with one rank on each of these hosts.
   void StartWorld(uint64_t launch, const std::vector<size_t>& hosts) {
     for (Rank rank = 0; rank < hosts.size(); ++rank) {
       AddRank(launch, rank, static_cast<uint32_t>(hosts.size()), hosts[rank]);
       ASSERT_TRUE(Hello(launch, rank).ok()) << Trouble();
     }
   }
-  // A process that has said nothing yet.
+  // Adds a rank that has not said hello yet.
   void AddRank(uint64_t launch, Rank rank, uint32_t world_size, size_t host) {
     Client::Identity identity;
     identity.host = host;
@@ -98,7 +98,7 @@ class Story : public ::testing::Test {
       RankOf(launch, rank).Save(step, ContentOf(launch, step, rank), script, std::move(done));
     });
   }
-  // Begins and does not wait for the end.
+  // Begins a save and does not wait for its end.
   void SaveInBackground(uint64_t launch, Step step, Rank rank, const SaveScript& script = {}) {
     RankOf(launch, rank).Save(step, ContentOf(launch, step, rank), script, [](const Status&) {});
   }
@@ -106,13 +106,13 @@ class Story : public ::testing::Test {
     return Sync(
         [&](Client::StatusDone done) { RankOf(launch, rank).Wait(step, level, timeout, std::move(done)); });
   }
-  // All ranks save, and the step is committed.
+  // All ranks save, and wait until the step is committed.
   void SaveEverywhere(uint64_t launch, Step step) {
     const std::vector<Rank> ranks = RanksOf(launch);
     for (const Rank rank : ranks) ASSERT_TRUE(Save(launch, step, rank).ok()) << Trouble();
     for (const Rank rank : ranks) ASSERT_TRUE(Wait(launch, step, rank, Level::kCommitted).ok()) << Trouble();
   }
-  // No value when there is none.
+  // No value: there is no step to restore.
   std::optional<StepId> Latest(uint64_t launch, Rank rank) {
     std::optional<StepId> latest;
     const Status status = Sync([&](Client::StatusDone done) {
@@ -125,7 +125,7 @@ class Story : public ::testing::Test {
     EXPECT_TRUE(status.ok() || status.code() == Code::kNotFound) << status.ToString();
     return latest;
   }
-  // How the call ends, for one that may be refused.
+  // The status of a `latest` that may be refused.
   Status AskLatest(uint64_t launch, Rank rank, TimeUs timeout) {
     return Sync([&](Client::StatusDone done) {
       RankOf(launch, rank).Latest(timeout, [done](const Status& status, const AnswerLatest&) { done(status); });
@@ -139,7 +139,7 @@ class Story : public ::testing::Test {
                 [done](const Status& status, const ShardMeta&) { done(status); });
     });
   }
-  // Every rank of the launch is offered the step, and reads its own shard of it.
+  // `latest` of every rank of the launch must be the step, and each must be able to read its own shard of it.
   void RestoreEverywhere(uint64_t launch, Step step) {
     for (const Rank rank : RanksOf(launch)) {
       EXPECT_EQ(LatestStep(launch, rank), step) << "rank " << rank;
@@ -184,7 +184,7 @@ class Story : public ::testing::Test {
       if (cluster_->host(host).daemon_runs() && cluster_->host(host).engine->is_leader()) return host;
     return SIZE_MAX;
   }
-  // These hosts, and the coordinator where `coordinator`, hear no other host, and no other host hears them.
+  // Cuts these hosts, and the coordinator if `coordinator`, off from the other hosts, in both directions.
   void Isolate(const std::vector<size_t>& hosts, bool coordinator, TimeUs time) {
     const auto inside = [&](size_t host) {
       return host == kCoordinatorHost ? coordinator
@@ -196,7 +196,7 @@ class Story : public ::testing::Test {
       for (const size_t to : all)
         if (inside(from) != inside(to)) cluster_->network().Cut(from, to, cluster_->now() + time);
   }
-  // Of four hosts 0 and 1 keep their coordinator, 2 and 3 find another one, and the halves do not hear each other.
+  // Splits four hosts: 0 and 1 keep their coordinator, 2 and 3 find another. The halves cannot communicate.
   void SplitInTwo() {
     Isolate({0, 1}, true, 60 * kSecond);
     cluster_->StartCoordinator();
@@ -218,7 +218,7 @@ class Story : public ::testing::Test {
     return cluster_->RunUntil(condition, limit);
   }
 
-  // The call that `start` makes is answered within what any of them may take.
+  // Makes a call by `start`, and waits for its answer. Until() limits the time.
   template <typename Start>
   Status Sync(Start start) {
     std::optional<Status> answer;
@@ -246,7 +246,7 @@ class Story : public ::testing::Test {
   bool named_incarnations_ = true;
   uint32_t invariants_ppm_ = kMillion;
   Options options_;
-  std::vector<uint64_t> lengths_;  // of every shard's objects; empty: as the rank has them
+  std::vector<uint64_t> lengths_;  // of every shard's objects; empty: drawn for each rank
   std::unique_ptr<Cluster> cluster_;
   std::map<std::pair<uint64_t, Rank>, std::unique_ptr<Client>> clients_;
   std::unique_ptr<Client> person_;
