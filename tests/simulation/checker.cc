@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What lies where: sealed copies, commits, losses. What is said to ranks is in checker_answers.cc, what a level
-// promises in checker_levels.cc, what leaves a node that encrypts in checker_wire.cc.
+// Tracks sealed copies, commits and losses. checker_answers.cc checks the answers to ranks, checker_levels.cc
+// the promises of the levels, checker_wire.cc the transfers of a job that encrypts.
 #include "tests/simulation/checker.h"
 
 #include <algorithm>
@@ -81,7 +81,7 @@ void Checker::OnCommitInput(const Session& session, Step step, const SaveCommitI
   const ShardId id{session.incarnation, step, session.rank};
   ReleaseGrant(session, commit.save);
   Shard& shard = shards_[id];
-  if (shard.sealed) {  // the engine must refuse this one, or it wins
+  if (shard.sealed) {  // the engine must refuse this save, or it replaces the former one
     if (session.host != shard.saver && commit.crcs != shard.crcs)
       shard.candidates[session.host] = {commit.stream_bytes, commit.crcs, agreement};
     return;
@@ -121,10 +121,10 @@ void Checker::Observe(const Host& host) {
       const auto at = shards_.find(now->first);
       if (at != shards_.end() && at->second.copies[PlaceOf(host)].fate == Fate::kOther &&
           PlainCrcsOf(*now->second) == at->second.crcs) {
-        OnSealed(host, *now->second);  // the right bytes have taken the place of the others in one input
+        OnSealed(host, *now->second);  // one input has replaced the other bytes by the right ones
       } else if (at != shards_.end()) {
         Copy& copy = at->second.copies[PlaceOf(host)];
-        if (copy.encryption != now->second->encryption) {  // in other chunks now, and plaintext or ciphertext
+        if (copy.encryption != now->second->encryption) {  // encrypted or decrypted, into other chunks
           const bool committed = copy.committed;
           if (copy.fate == Fate::kPresent) OnSealed(host, *now->second);
           copy.extents = now->second->extents;
@@ -143,7 +143,7 @@ void Checker::Observe(const Host& host) {
   }
 }
 
-// From the first mark on its bytes are the shard, whatever the rank has saved under this name elsewhere.
+// The first marked bytes are the shard from now on, whatever the rank has saved under this name elsewhere.
 void Checker::OnMarked(const Host& host, const SealedShard& sealed, Shard* shard) {
   const auto current = [&](const SealedShard& copy) {
     return copy.meta.stream_bytes == shard->stream_bytes && PlainCrcsOf(copy) == shard->crcs;
@@ -188,7 +188,7 @@ void Checker::OnSealed(const Host& host, const SealedShard& sealed) {
   }
   if (const auto candidate = shard.candidates.find(host.index);
       candidate != shard.candidates.end() && sealed.role == Role::kOwn && same(candidate->second)) {
-    // The rank has moved here and saved other bytes: these are the shard from now on.
+    // The rank has moved here and saved other bytes. These are the shard from now on.
     shard.superseded.push_back({shard.stream_bytes, shard.crcs, shard.agreement});
     shard.agreement = candidate->second.agreement;
     shard.stream_bytes = variant.stream_bytes;
@@ -267,8 +267,8 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
     if (Committed(step))
       return Fail("host %zu dropped its %s copy of %s, of the newest committed step", host.index,
                   RoleName(role), id.ToString().c_str());
-    // Once a later incarnation has been told what it restores, what was not committed before never is. The answer may
-    // still be on its way to the rank; then what was chosen is newer.
+    // Once a later incarnation was told what it restores, an uncommitted step of a former one is never
+    // committed. If the answer is still on its way to the rank, it holds for steps older than the chosen.
     bool barred = false;
     if (!restores_.empty() && restores_.rbegin()->first > step.incarnation) {
       const RestoreRecord& newest = restores_.rbegin()->second;
@@ -287,10 +287,9 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
     pinned = newest.answered && !newest.completed && newest.answer == step && Remembered(host, newest);
   }
   if (broken || !(pinned || Committed(step)) || (pinned ? RetiredByNewer(step) : Retired(step))) return;
-  // A commit may be known to nobody who is left, though the copies are there: the leader was cut off before
-  // it told others, or who heard of it is away, or held no copy to mark and has been restarted. Those who
-  // cannot know of it keep the step while it is the newest, and need it no more when they have a newer one:
-  // what they fall back to is what they know.
+  // The remaining nodes may not know of a commit although they have the copies: the leader was cut off before
+  // it told them, or the nodes that knew are away, or had no copy to mark and have restarted. Such nodes keep
+  // the step while it is the newest. They need not keep it once they know a newer committed step to restore.
   if (!pinned && !KnownInViewOf(host, step) && SaidToBeCommittedBeyond(host, step)) return;
   std::set<size_t> others;
   for (const auto& [place, other] : shard.copies) {
@@ -300,7 +299,7 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
   }
   const size_t wanted = role == Role::kCache ? 1 : options_.replicas + 1;
   if (others.size() >= wanted) return;
-  // What even all living memory together could not produce is no loss. Chunks dropped this moment still have
+  // If all memory together could not produce the step, nothing is lost. Chunks dropped just now still have
   // their bytes.
   const bool worth_keeping =
       Covered(step, [&](const Place& at, const Shard& of, const Copy& copy, uint32_t chunk) {
@@ -345,7 +344,7 @@ void Checker::OnMemoryLost(const Host& host) {
 }
 
 void Checker::OnDrained(const Host& host) {
-  // Later it does not wait for what is not settled.
+  // After this time a draining node does not wait for anything that is not settled.
   constexpr TimeUs kSettleUs = 5 * kSecond;
   if (host.drains_since + kSettleUs <= scheduler_.now() || options_.faults.two_coordinators_max_us != 0)
     return;
@@ -363,7 +362,7 @@ void Checker::OnDrained(const Host& host) {
           std::count_if(at->second.copies.begin(), at->second.copies.end(), [&](const auto& entry) {
             const Host& other = *hosts_[entry.first.host];
             const Copy& copy = entry.second;
-            // What has just changed the leader did not know.
+            // The leader may not know of a change that has just happened.
             if (other.drains_since != 0)
               return other.drains_since != kForever && scheduler_.now() < other.drains_since + kNewsUs;
             return copy.counted() || scheduler_.now() < copy.since + kNewsUs;
@@ -464,7 +463,7 @@ bool Checker::Dead(const StepId& step) const {
     if (begun == begun_.end() || begun->second <= step.step) continue;
     const Shard* shard = Find({step.incarnation, step.step, rank});
     if (shard == nullptr) return true;
-    // Saved once, and lost with its arena while the rank went on.
+    // It was saved, and lost with its arena while the rank continued.
     if (std::none_of(shard->copies.begin(), shard->copies.end(), [&](const auto& copy) {
           return copy.second.fate == Fate::kPresent ||
                  (copy.second.fate == Fate::kDropped && copy.second.since == scheduler_.now());
@@ -530,7 +529,7 @@ void Checker::OnStored(const StepId& id, const StoredStep& step) {
 }
 
 StepId Checker::FloorOf(const Host& host) const {
-  // Beyond the kept ones: where those are lost, an older one that nobody has dropped yet may serve.
+  // More than the kept steps: if those are lost, an older one that is not dropped yet may be restored.
   constexpr size_t kLookedAtMax = 8;
   size_t looked_at = 0;
   for (auto at = committed_.rbegin(); at != committed_.rend() && looked_at < kLookedAtMax; ++at, ++looked_at)

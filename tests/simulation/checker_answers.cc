@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What engines say to ranks, and who may touch which memory.
+// Checks what engines answer to ranks, and which memory may be used.
 #include <algorithm>
 #include <cinttypes>
 
@@ -14,7 +14,7 @@ namespace ropeteam::simulation {
 void Checker::OnAdmitted(const Session& session, Incarnation incarnation,
                          const std::map<SessionId, Session>& others) {
   if (incarnation == 0) return Fail("rank %u was admitted to no incarnation", session.rank);
-  if (!options_.job.incarnation_tokens) return;  // then only what is saved can tell: see CheckCommitted()
+  if (!options_.job.incarnation_tokens) return;  // CheckCommitted() finds mixed incarnations by their shards
   for (const auto& [id, other] : others)
     if (other.open_at_engine && other.incarnation == incarnation && other.launch != session.launch)
       return Fail("rank %u of launch %" PRIu64 " and rank %u of launch %" PRIu64
@@ -29,7 +29,7 @@ void Checker::OnAdmitted(const Session& session, Incarnation incarnation,
   }
 }
 
-// As of a number: of this incarnation, and of those before.
+// The number means the step of this incarnation, or of a former one.
 void Checker::OnDropInput(const Session& session, Step step) {
   const ShardId own{session.incarnation, step, session.rank};
   drops_asked_.insert(StepOf(own));
@@ -44,7 +44,7 @@ void Checker::OnStepDropped(const Host& host, const Session& session, Step step)
   // Otherwise a step of a former incarnation was meant. Two coordinators may give two views the same epoch.
   if (!drops_of_saved_.contains(id) || options_.faults.two_coordinators_max_us != 0) return;
   for (const auto& other : hosts_) {
-    // In another view it hears another leader, or none yet.
+    // A node with another view follows another leader, or none yet.
     if (!other->daemon_runs() || other->view.epoch != host.view.epoch || !host.view.Contains(other->id))
       continue;
     for (const auto& [held, shard] : other->store->shards())
@@ -81,14 +81,14 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Ste
     const bool there =
         Covered(step, [&](const Place& place, const Shard& shard, const Copy& copy, uint32_t chunk) {
           if (copy.fate != Fate::kPresent) return copy.since + kNewsUs >= now;
-          // What flipped and has not been read since is not known to be bad.
+          // A flip that has not been read since is not known.
           return shard.flips.contains({place, chunk}) ||
                  ChunkRight(*hosts_[place.host], copy.extents, copy.encryption, shard, chunk);
         });
     if (!Producible(step)) ++statistics_.restored_from_storage;
     if (!there && !storage_.Has(step)) return Fail("latest %s cannot be produced", step.ToString().c_str());
   }
-  if (session.incarnation == 0) return;  // a person's
+  if (session.incarnation == 0) return;  // of an operator
   RestoreRecord& restore = restores_[session.incarnation];
   if (restore.answered && !restore.completed && step != restore.answer) {
     return Fail("latest is %s for rank %u, and was %s for another of incarnation %" PRIu64,
@@ -121,8 +121,8 @@ StepId Checker::NewestWithinThePromise(const View& view) const {
   return {};
 }
 
-// The leader may have told a rank its choice without any rank having heard it. So it is judged by what was lost or away
-// when it was first announced; nodes that return later may not change it.
+// The leader may have answered although no rank has received the answer. So the choice is judged by what was
+// lost or away when it was first announced. Nodes that return later cannot change it.
 void Checker::OnChosen(const Host& host, Incarnation incarnation, const StepId& pin) {
   const auto restore = restores_.find(incarnation);
   if (restore == restores_.end() || restore->second.answered || !restore->second.chosen.insert(pin).second)
@@ -170,7 +170,7 @@ void Checker::OnRanges(const Session& session, const ShardId& id, const std::vec
   ContentShape shape = options_.job.content;
   shape.chunk_bytes = options_.chunk_bytes;
   const Content content = MakeContent(shape, shard->launch, id.step, id.rank);
-  if (content.crcs != shard->crcs) return;  // of a story, which made its own
+  if (content.crcs != shard->crcs) return;  // a story made its own content
   for (size_t i = 0; i < parts.size(); ++i) {
     std::string expected;
     for (const ChunkPiece& piece : parts[i].pieces)
@@ -263,7 +263,7 @@ void Checker::OnRefusedForSpace(const Host& host, const Status& status, uint64_t
     return Fail("host %zu refused a save for want of memory and has %" PRIu64 " chunks free, %" PRIu64
                 " before",
                 host.index, host.store->chunks_free(), free_before);
-  // Judged now: the input may have told of the commit that superseded it, too.
+  // Judged after the input, because the input may also have brought the commit that superseded the copy.
   if (std::any_of(dropped_.begin() + static_cast<std::ptrdiff_t>(dropped_before), dropped_.end(),
                   [this](const StepId& step) { return !Superseded(step); }))
     return Fail("host %zu refused a save for want of memory and dropped a copy that might be of use",
@@ -296,7 +296,7 @@ uint32_t Checker::ChunkOf(const Host& host, uint64_t offset) const {
   return static_cast<uint32_t>((offset - host.chunks_begin) / host.chunk_bytes);
 }
 
-// What makes the chunk unfit for being given to anybody: a transfer that may still read or write it.
+// A transfer that may still read or write the chunk, so that it must not be granted; or "".
 std::string Checker::TransferOn(const Host& host, uint32_t chunk) const {
   const uint64_t begin = host.chunks_begin + chunk * host.chunk_bytes;
   const uint64_t end = begin + host.chunk_bytes;
@@ -307,7 +307,7 @@ std::string Checker::TransferOn(const Host& host, uint32_t chunk) const {
                        transfer.local_offset < end && transfer.local_offset + transfer.length > begin;
     const bool written = transfer.target == host.index && !transfer.get && !transfer.finishing &&
                          transfer.remote_offset < end && transfer.remote_offset + transfer.length > begin;
-    // A reader that has left the view reads at its own risk.
+    // A reader outside the view must expect other bytes.
     const bool read = transfer.target == host.index && transfer.get && !transfer.finishing &&
                       host.view.Contains(transfer.initiator_id) && transfer.remote_offset < end &&
                       transfer.remote_offset + transfer.length > begin;
@@ -356,8 +356,7 @@ void Checker::OnSessionEnd(const Session& session) {
   std::erase_if(views_, [&](const auto& entry) { return entry.first.first == session.id; });
 }
 
-// Whether the chunk belongs to a copy, dropped already perhaps but held by a reader, in which a bit of it has
-// flipped.
+// Whether the chunk belongs to a copy, maybe a dropped one that a reader holds, and a bit of it has flipped.
 bool Checker::FlippedAt(const Host& host, uint32_t chunk) const {
   const Place place = PlaceOf(host);
   return std::any_of(shards_.begin(), shards_.end(), [&](const auto& entry) {
@@ -376,7 +375,7 @@ bool Checker::FlippedAt(const Host& host, uint32_t chunk) const {
 void Checker::OnTransferStart(const Transfer& transfer) {
   const Host& writer = *hosts_[transfer.writer()];
   if (transfer.get ? writer.id != transfer.initiator_id : writer.id != transfer.target_id) return;
-  // By a node that was declared dead and does not know yet, with a grant that came late.
+  // The initiator was declared dead and does not know it yet, or its grant came too late.
   if (network_.Refuses(transfer)) return;
   const uint64_t begin = transfer.write_offset();
   const uint64_t end = begin + transfer.length;
@@ -398,7 +397,7 @@ void Checker::OnTransferStart(const Transfer& transfer) {
 void Checker::OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes) {
   const Host& host = *hosts_[transfer.writer()];
   if (!host.daemon_runs() || offset < host.chunks_begin) return;
-  // Bytes that change nothing harm nobody.
+  // Bytes that change nothing are harmless.
   if (std::equal(bytes.begin(), bytes.end(), reinterpret_cast<const char*>(host.memory.get()) + offset))
     return;
   const uint32_t first = ChunkOf(host, offset);
@@ -414,7 +413,7 @@ void Checker::OnLanding(const Transfer& transfer, uint64_t offset, const std::st
         if (chunk >= extent.first && chunk < extent.first + extent.count) {
           const uint32_t at = index + chunk - extent.first;
           if (shard == nullptr || at >= shard->crcs.size()) return false;
-          // Being repaired, in pieces, perhaps from a copy that is bad elsewhere.
+          // The chunk is being repaired, in pieces, maybe from a copy that is bad in another place.
           if (transfer.get && shard->flips.contains({PlaceOf(host), at})) return false;
           return ChunkRight(host, extents, encryption, *shard, at);
         }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What each level promises: to the ranks, and to the waits of a silent world.
+// Checks what each level promises, to the ranks and to waits while nobody saves.
 #include "tests/simulation/checker.h"
 
 #include <algorithm>
 
 namespace ropeteam::simulation {
 
-// Every set of R hosts can be lost when each shard lies on R + 1. What has been lost already, and bits that
-// flipped, count as part of those R until there are R + 1 right copies again.
+// Any R hosts can be lost if each shard is on R + 1 hosts. Copies that are already lost, and copies with
+// flipped bits, count as part of those R until there are R + 1 right copies again.
 void Checker::CheckPromise() {
   size_t newer = 0;
   for (auto at = committed_.rbegin(); at != committed_.rend() && newer < options_.keep_steps; ++at, ++newer) {
@@ -23,7 +23,7 @@ void Checker::CheckPromise() {
       Shard& shard = found->second;
       size_t hurt = 0;
       const size_t right = CountedRight(shard, &hurt);
-      // A surplus copy may be on its way out on the strength of one that has just been lost.
+      // A surplus copy may be about to be dropped because of one that has just been lost.
       const bool news = std::any_of(shard.lost_at.begin(), shard.lost_at.end(),
                                     [this](TimeUs lost_at) { return scheduler_.now() < lost_at + kNewsUs; });
       if (right > options_.replicas && !news) shard.full_at = scheduler_.now();
@@ -84,8 +84,8 @@ void Checker::CheckReplicated(const Host& host, const ShardId& id, const char* s
     return hosts.size();
   };
   if (holders(false) >= options_.replicas) return;
-  // What nobody needs any more a holder may drop even in the input that sealed it; its word is on its way
-  // nevertheless.
+  // A holder may drop a copy that is no longer needed in the same input that sealed it. Its acknowledgement
+  // is sent nevertheless.
   const bool superseded = Superseded(StepOf(id));
   if (superseded && !Committed(StepOf(id))) return;
   if (holders(superseded) < options_.replicas)
@@ -120,7 +120,7 @@ void Checker::CheckCommitted(const Host& host, const StepId& step) {
 }
 
 void Checker::OnEvent(const Host& host, const LevelEvent& event) {
-  // Also where it is dropped again before the input is over.
+  // Also if it is dropped again before the input ends.
   if (event.level == Level::kLocal)
     if (const auto saved = shards_.find(event.shard); saved != shards_.end()) saved->second.sealed = true;
   if (event.level == Level::kReplicated && event.shard.rank != LevelEvent::kNoRank) {
@@ -141,7 +141,7 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   CheckCommitted(host, step);
   if (never_committed_.contains(step))
     Fail("host %zu said COMMITTED of %s, which was dropped before", host.index, step.ToString().c_str());
-  // What the ranks of the newest incarnation were told to restore is older: to them this step is lost.
+  // If the ranks of the newest incarnation were told to restore an older step, this step is lost for them.
   if (!restores_.empty()) {
     const auto& [newest, restore] = *restores_.rbegin();
     if (newest > step.incarnation && restore.answered && restore.answer < step && Remembered(host, restore))
@@ -158,7 +158,7 @@ bool Checker::MustEnd(const OpenWait& wait) const {
   const StepId step = StepOf(wait.shard);
   if (Find(wait.shard) == nullptr) return false;
   if (Committed(step)) return true;
-  // An incomplete step may stay open: whatever daemons knew of it, or of ranks that disagree, restarts may have lost.
+  // A wait for an incomplete step may stay open: restarts may have lost what daemons knew of it.
   if (wait.level <= Level::kReplicated || Complete(step)) return true;
   const bool newer_committed = !committed_.empty() && committed_.rbegin()->first > step;
   const bool newer_incarnation = !restores_.empty() && restores_.rbegin()->first > step.incarnation;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checker, as far as ranks say what stays on storage.
+// Checks the policies by which ranks say what stays on storage.
 #include <algorithm>
 #include <cinttypes>
 
@@ -49,7 +49,7 @@ void Checker::OnPruned(const Host& host, const std::vector<StepId>& newest_first
                        const std::vector<StepId>& gone) {
   const uint64_t keep = policies_[host.engine->incarnation()].keep;
   statistics_.pruned += options_.storage.keep == 0 ? gone.size() : 0;
-  // Two coordinators, and this host was not told.
+  // With two coordinators this host may not know the policy.
   if (!host.engine->is_leader()) return;
   for (size_t i = 0; i < std::min<size_t>(keep, newest_first.size()); ++i)
     if (std::find(gone.begin(), gone.end(), newest_first[i]) != gone.end())

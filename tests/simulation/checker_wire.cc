@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What leaves a node of a job that encrypts: no chunk in clear, and no nonce for two plaintexts.
+// Checks what leaves a node of a job that encrypts: no chunk in plaintext, and no nonce for two plaintexts.
 #include <algorithm>
 #include <cstring>
 

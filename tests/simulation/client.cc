@@ -193,7 +193,7 @@ void Client::Granted(const std::shared_ptr<SaveRun>& run, const Answer* answer) 
   const auto* grant = answer == nullptr ? nullptr : std::get_if<AnswerGrant>(&answer->body);
   if (grant == nullptr) {
     const Status status = StatusOf(answer);
-    // An extension that was refused leaves a save behind that can only be given up.
+    // If an extension was refused, the save can only be aborted.
     if (run->save != 0 && answer != nullptr) Abort(run);
     return run->done(status);
   }
@@ -214,7 +214,7 @@ void Client::Granted(const std::shared_ptr<SaveRun>& run, const Answer* answer) 
                });
 }
 
-// Whole chunks may be put from where they lie; the copies into the arena come later.
+// Whole chunks may be put directly from the device's memory. They are copied into the arena later.
 void Client::OfferDevice(const std::shared_ptr<SaveRun>& run) {
   Random& random = cluster_.random();
   const std::string& stream = run->content.stream;
@@ -238,7 +238,7 @@ void Client::OfferDevice(const std::shared_ptr<SaveRun>& run) {
                              [this, run] { FillNext(run); });
 }
 
-// No put reads the device's memory any more when this is answered: then, and only then, it is written again.
+// After the answer no put reads the device's memory any more. Only then it is written again.
 void Client::Settle(const std::shared_ptr<SaveRun>& run) {
   const TimeUs timeout = cluster_.random().Between(0, kSecond);
   Pending request;
@@ -273,7 +273,7 @@ void Client::FillNext(const std::shared_ptr<SaveRun>& run) {
     if (run->device != nullptr) return Settle(run);
     return run->script.abort ? Abort(run) : Commit(run);
   }
-  // Runs of chunks that follow each other in the stream are announced together.
+  // Consecutive chunks of the stream are announced together.
   const uint32_t first = run->order[run->filled];
   std::vector<uint32_t> crcs;
   const uint64_t chunk_bytes = cluster_.options().chunk_bytes;
@@ -283,7 +283,7 @@ void Client::FillNext(const std::shared_ptr<SaveRun>& run) {
     const uint32_t index = run->order[run->filled];
     std::byte* chunk = cluster_.ClientMemory(session_, ChunkAt(run->extents, index));
     if (chunk == nullptr) {
-      // The library looks before each chunk whether its daemon lives: the copy of one may go on.
+      // The library checks before each chunk whether its daemon is alive. So a copy may go on.
       const JobOptions& job = cluster_.options().job;
       if (job.stray_ppm != 0 && cluster_.random().Chance(job.stray_ppm)) {
         const size_t begin = index * chunk_bytes;
@@ -445,7 +445,7 @@ void Client::ReadPart(const std::shared_ptr<ReadRun>& run, uint32_t more) {
                });
 }
 
-// A write of a process that died may change them behind everybody's back: what does not match is not used.
+// A write of a dead process may change the bytes unnoticed. If they do not match, they are not used.
 void Client::TakeRanges(const std::shared_ptr<ReadRun>& run, const std::vector<PackedPart>& parts,
                         const AnswerRanges& ranges) {
   std::vector<std::string> packed;
@@ -511,7 +511,7 @@ void Client::FinishRead(const std::shared_ptr<ReadRun>& run, const Status& statu
   run->done(status, run->view.meta);
 }
 
-// ---- people
+// ---- operators
 
 void Client::Quarantine(Step step, bool undo, TimeUs timeout, StatusDone done) {
   Connect();

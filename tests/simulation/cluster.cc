@@ -51,7 +51,7 @@ Cluster::Cluster(const Options& options)
             WhenAwake(hosts_[host].get(), [this, host, instance, status] {
               if (hosts_[host]->id != instance) return;
               Trace("host %zu refused by membership: %s", host, status.ToString().c_str());
-              // What ropeteamd does: go on as another instance, over the same memory; or end.
+              // As ropeteamd does: it continues as another instance over the same memory, or ends.
               CrashDaemon(host);
               if (status.code() == Code::kInvalidArgument) {
                 hosts_[host]->refused = status;
@@ -144,7 +144,7 @@ void Cluster::EndDaemon(Host* host, bool reset) {
     if (session.host != host->index || session.daemon != id) continue;
     session.open_at_engine = false;
     checker_.OnSessionEnd(session);
-    // What the daemon had written to the socket is still read; then comes its end.
+    // The client still reads what the daemon had written to the socket, and then its end.
     session.to_client_at = std::max(session.to_client_at, now() + random_.Between(1, 200));
     scheduler_.At(session.to_client_at, [this, number = number] {
       const auto at = sessions_.find(number);
@@ -337,7 +337,7 @@ void Cluster::OnView(size_t index, NodeId instance, const View& view) {
   host.view = view;
   Trace("host %zu view epoch %" PRIu64 " leader %" PRIx64 " members %zu", index, view.epoch, view.leader,
         view.members.size());
-  // The daemon hangs up on who has left before its engine decides anything on the new view.
+  // The daemon disconnects departed peers before its engine sees the new view.
   for (const NodeId peer : departed) {
     host.lost_links.erase(peer);
     if (!network_.Disconnect(index, instance, peer)) continue;
@@ -371,7 +371,7 @@ void Cluster::StartCoordinator() { membership_->StartCoordinator(DrawDrift(&rand
 // ---- running
 
 bool Cluster::RunUntil(const std::function<bool()>& done, TimeUs limit, TimeUs every) {
-  // Far beyond what any honest run needs in its time: engines that talk to each other without end.
+  // Far more than any right run needs. It finds engines that send messages to each other forever.
   constexpr uint64_t kEventsMax = 60'000'000;
   const TimeUs end = now() + limit;
   TimeUs next = now();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Between the engines and everything else: inputs, outputs, sessions.
+// The engines' inputs and outputs, and the sessions.
 #include <algorithm>
 #include <cinttypes>
 
@@ -11,9 +11,9 @@
 namespace ropeteam::simulation {
 namespace {
 
-// A request is answered by its deadline and this much later at most: timers that come late, a check of bytes.
+// A request is answered at most this long after its deadline: timers may be late, and bytes may be checked.
 constexpr TimeUs kAnswerSlackUs = 300 * kMs;
-// Requests without a timeout concern this node alone; the longest is the check of a manifest.
+// Requests without a timeout need only this node. The longest one is the check of a manifest.
 constexpr TimeUs kLocalAnswerUs = 1 * kSecond;
 
 const char* AnswerName(const Answer& answer) {
@@ -74,7 +74,7 @@ void Cluster::Give(Host* host, const char* what, const Drive& drive) {
     scheduler_.After(0, [this, index = host->index, instance = host->id] { LeaveJob(index, instance); });
 }
 
-// Carries the first `limit` outputs out; the daemon dies before the others.
+// Executes the first `limit` outputs. The daemon dies before the others.
 void Cluster::CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t free_before,
                        uint64_t dropped_before) {
   size_t done = 0;
@@ -139,7 +139,7 @@ void Cluster::CarryTransfer(Host* host, const StartTransfer& start) {
 void Cluster::PostTransfer(size_t index, NodeId instance, const StartTransfer& start) {
   Host* host = hosts_[index].get();
   if (host->id != instance) return;
-  // What the driver does before each batch: a put leaves only under a lease.
+  // As the driver does before each batch: a put starts only under a lease.
   if (!start.get && !host->has_lease(now())) {
     Trace("host %zu put tag %" PRIu64 " does not leave: the lease has run out", index, start.tag);
     scheduler_.After(random_.Between(1, kMs), [this, index, instance, tag = start.tag] {
@@ -263,7 +263,7 @@ void Cluster::CarryAnswer(Host* host, const Answer& answer, uint64_t free_before
   Digest(Mix(now(), answer.session, answer.request, answer.body.index()));
   const auto at = sessions_.find(answer.session);
   if (at == sessions_.end() || at->second.client == nullptr)
-    return;  // it has closed; the engine learns so soon
+    return;  // the client has closed; the engine will learn it
   Session& session = at->second;
   const auto pending = session.pending.find(answer.request);
   if (pending == session.pending.end() || pending->second.answered || session.host != host->index)
@@ -345,7 +345,7 @@ void Cluster::CloseSession(SessionId id) {
   if (at == sessions_.end()) return;
   at->second.client = nullptr;
   at->second.pending.clear();
-  // Until its daemon has noticed, the session is still there for it.
+  // For the daemon the session exists until it notices the end.
   DeliverToEngine(
       id, "session closed",
       [this](Engine& engine, TimeUs now, const Session& closed, RequestId) {
@@ -389,7 +389,7 @@ void Cluster::DeliverToEngine(SessionId id, const char* what, const Input& input
 void Cluster::Ask(SessionId id, Pending request, Input input) {
   const auto at = sessions_.find(id);
   if (at == sessions_.end() || at->second.client == nullptr) {
-    // Later, like every answer: a client does not expect to be called back from inside its own call.
+    // Later, like every answer: a client must not be called back from inside its own call.
     if (request.done) scheduler_.After(1, [done = std::move(request.done)] { done(nullptr); });
     return;
   }
@@ -415,7 +415,7 @@ void Cluster::Tell(SessionId id, Input input) {
   DeliverToEngine(id, "tell", input, 0);
 }
 
-// From when the engine has been asked.
+// The time runs from when the engine gets the request.
 void Cluster::WatchDeadline(SessionId id, RequestId number) {
   const auto at = sessions_.find(id);
   if (at == sessions_.end()) return;
@@ -423,7 +423,7 @@ void Cluster::WatchDeadline(SessionId id, RequestId number) {
   if (asked == at->second.pending.end()) return;
   const TimeUs time =
       asked->second.timeout_us == 0 ? kLocalAnswerUs : asked->second.timeout_us + kAnswerSlackUs;
-  // On a clock that runs slow a deadline comes late.
+  // On a slow clock a deadline comes late.
   const TimeUs slack = options_.timer_late_max_us + time * options_.clock_drift_ppm / kMillion;
   scheduler_.After(time + slack, [this, id, number, time] { CheckDeadline(id, number, time); });
 }
@@ -434,7 +434,7 @@ void Cluster::CheckDeadline(SessionId id, RequestId number, TimeUs time) {
   const auto still = session->second.pending.find(number);
   if (still == session->second.pending.end() || still->second.answered) return;
   const Host& host = *hosts_[session->second.host];
-  // A daemon that is paused answers nothing; one that was has as long again.
+  // A paused daemon answers nothing. After the pause it gets the whole time again.
   if (host.paused || host.resumed_at + time > now()) {
     scheduler_.After(time, [this, id, number, time] { CheckDeadline(id, number, time); });
     return;
@@ -466,7 +466,7 @@ std::byte* Cluster::ClientMemory(SessionId id, uint32_t chunk) {
   return hosts_[at->second.host]->chunk(chunk);
 }
 
-// ---- what the network asks
+// ---- calls of the network
 
 std::byte* Cluster::Memory(size_t index, uint64_t offset, uint64_t length) {
   Host& host = *hosts_[index];
@@ -504,7 +504,7 @@ void Cluster::OnTransferDone(size_t index, NodeId instance, uint64_t tag, Code c
   if (lost && host.id == instance) LoseLink(&host, posted.mapped());
 }
 
-// What the data plane does when its fabric calls a member gone.
+// As the data plane does when its fabric reports a member as gone.
 void Cluster::LoseLink(Host* host, NodeId peer) {
   if (!host->daemon_runs() || !host->lost_links.insert(peer).second) return;
   Trace("host %zu loses its connection to %" PRIx64, host->index, peer);

@@ -12,7 +12,7 @@
 namespace ropeteam::simulation {
 
 void Faults::Start() {
-  // The machine is taken away, or its daemon starts again.
+  // After a drain the machine stops, or its daemon starts again.
   cluster_.on_drained = [this](size_t host, const DrainReport&) {
     Random& random = cluster_.random();
     const NodeId instance = cluster_.host(host).id;
@@ -29,7 +29,7 @@ void Faults::Start() {
 }
 
 void Faults::Next() {
-  // Uniform, not exponential: integers only. Bursts come from the kinds that strike twice.
+  // Uniform, not exponential, because there are only integers. Bursts come from kinds with several faults.
   const TimeUs pause = cluster_.random().Between(1, 2 * options_.every_us);
   cluster_.scheduler().After(pause, [this] {
     if (stopped_) return;
@@ -119,7 +119,7 @@ void Faults::StopCoordinator() {
   });
 }
 
-// As when a node that holds the coordinator is taken for lost and replaced, and is merely out of reach.
+// As when an operator replaces a coordinator's node that is only unreachable.
 void Faults::StartSecondCoordinator() {
   if (cluster_.membership().coordinators() != 1) return;
   Random& random = cluster_.random();
@@ -127,7 +127,7 @@ void Faults::StartSecondCoordinator() {
   cluster_.StartCoordinator();
   const TimeUs until = cluster_.now() + random.Between(200 * kMs, options_.two_coordinators_max_us);
   if (random.Chance(kMillion / 2)) return MoveHosts(until);
-  // Two halves that do not hear each other, each with a coordinator of its own; then some hosts change sides.
+  // Two halves that cannot reach each other, each with its own coordinator. Then some hosts change sides.
   std::vector<std::pair<size_t, uint64_t>> side = {{kCoordinatorHost, 0}, {kSecondCoordinatorHost, 1}};
   std::string text;
   for (size_t host = 0; host < cluster_.host_count(); ++host) {
@@ -216,7 +216,7 @@ void Faults::TroubleLink(Fault fault) {
   if (fault == Fault::kIsolate) {
     cluster_.Trace("host %zu and the coordinator are apart", a);
     const uint64_t ways = random.Between(1, 3);
-    // Long enough, sometimes, for it to be declared dead while it lives.
+    // Sometimes long enough that a living node is declared dead.
     const TimeUs longer = cluster_.now() + random.Between(100 * kMs, options_.isolate_max_us);
     for (const size_t coordinator : {kCoordinatorHost, kSecondCoordinatorHost}) {
       if (ways & 1) network.Cut(a, coordinator, longer);
@@ -240,7 +240,7 @@ void Faults::TroubleLink(Fault fault) {
   }
 }
 
-// It hears nobody and nobody hears it, or all of it comes late.
+// Everything to and from the host is lost, or late.
 void Faults::TroubleHost(Fault fault, TimeUs until) {
   Network& network = cluster_.network();
   const size_t host = cluster_.random().Below(cluster_.host_count());
@@ -260,7 +260,7 @@ void Faults::TroubleHost(Fault fault, TimeUs until) {
   trouble(kSecondCoordinatorHost);
 }
 
-// Whatever the answer is, it must come in time; what is in it is judged at the end of the run.
+// Any answer is right if it comes in time. Its content is checked at the end of the run.
 void Faults::Ask() {
   Random& random = cluster_.random();
   Client::Identity identity;

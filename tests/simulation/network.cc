@@ -9,9 +9,9 @@
 namespace ropeteam::simulation {
 namespace {
 
-// A fabric tells of a dead peer within this: transport.h's promise.
+// A fabric reports a dead peer within this time, as transport.h promises.
 constexpr TimeUs kPeerGoneWithinUs = 100 * kMs;
-// And gives a path up that carries nothing after this.
+// It reports a path that carries nothing as failed within this time.
 constexpr TimeUs kLinkFailedWithinUs = 400 * kMs;
 constexpr size_t kPiecesMax = 4;
 
@@ -203,8 +203,8 @@ void Network::Erase(uint64_t number) {
   transfers_.erase(at);
 }
 
-// The memory of the dead process, or of a put that has been reported as failed, may be reused at once: what
-// the card still holds is taken now. Nothing stays on its way for longer than zombie_max_us after it was posted.
+// The source memory of a dead process, or of a put that was reported as failed, may be reused at once. So the
+// bytes that the card still has are copied now. None of them lands later than zombie_max_us after the post.
 void Network::Orphan(Transfer* transfer) {
   const uint64_t number = transfer->number;
   transfer->orphan = true;
@@ -225,7 +225,7 @@ void Network::Orphan(Transfer* transfer) {
   }
 }
 
-// A put has failed, and its initiator lives: what is on its way all the same arrives after that has been
+// For a failed put of a living initiator: pieces that are still in flight land after the failure was
 // reported.
 void Network::LeaveBehind(const Transfer& failed) {
   const uint64_t number = next_transfer_++;

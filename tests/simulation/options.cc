@@ -21,8 +21,7 @@ constexpr uint64_t kTroubleSalt = 0x74726f75626c6501;  // "trouble"
 constexpr size_t kFirstDrawn = static_cast<size_t>(Fault::kPartition);
 constexpr uint32_t kBigNodes = 200;  // and fewer, smaller steps
 
-// What goes wrong between many nodes goes wrong between few, and a run of few costs a hundredth: most of the
-// seeds of an hour should be small.
+// Most seeds are small: errors between many nodes also occur between few, and a small run costs a hundredth.
 uint32_t DrawNodes(Random* random) {
   const uint64_t kind = random->Below(1000);
   if (kind < 750) return static_cast<uint32_t>(random->Between(2, 6));
@@ -48,18 +47,18 @@ void DrawNetwork(Random* random, NetworkOptions* network) {
     network->link_lost_ppm = static_cast<uint32_t>(random->Between(1, kMillion));
   network->fences = random->Chance(50 * kPercent);
   network->check_max_us = random->Between(10, 5 * kMs);
-  // Late packets must be there within what the misdelivery and the quarantine allow for.
+  // A slow message takes longer than any other.
   network->slow_max_us = std::max(network->slow_max_us, network->delay_max_us + 1);
 }
 
 void DrawFaults(Random* random, Options* options) {
   FaultOptions& faults = options->faults;
   if (random->Chance(5 * kPercent))
-    return;  // now and then a run without any: what fails there is easy to find
+    return;  // some runs have no faults, because a failure there is easy to find
   faults.every_us = random->Between(40 * kMs, 1500 * kMs);
   for (size_t kind = 0; kind < kFirstDrawn; ++kind)
     if (random->Chance(50 * kPercent)) faults.weight[kind] = static_cast<uint32_t>(random->Between(1, 10));
-  // A restart of the world takes half a second: where everything causes one, nothing else happens.
+  // A restart of all ranks takes half a second. If every fault caused one, nothing else would happen.
   for (const Fault rare : {Fault::kHostLost, Fault::kHostReboot, Fault::kRankCrash, Fault::kRestart}) {
     uint32_t& weight = faults.weight[static_cast<size_t>(rare)];
     weight = (weight + 2) / 3;
@@ -72,7 +71,7 @@ void DrawFaults(Random* random, Options* options) {
     faults.crash_in_input_ppm = static_cast<uint32_t>(random->Between(10, 300));
 }
 
-// Drawn apart, from generators of their own: a kind that is added here changes no other draw.
+// Each kind is drawn from its own generator, so a kind that is added here changes no other draw.
 void DrawMoreTrouble(uint64_t seed, Options* options) {
   uint64_t salt = kTroubleSalt;
   const auto draw = [&salt, seed](uint32_t percent, auto set) {
@@ -164,18 +163,17 @@ void DrawJob(Random* random, JobOptions* job) {
   job->content.object_bytes_max = random->Between(1, 8192);
 }
 
-// What retention needs on a node whose replica group is as unlucky as can be, and room for reading and for
-// leftovers.
+// The chunks that a node needs by promise 8: the kept steps, those being persisted and those in flight.
 uint64_t ChunksNeeded(const Options& options) {
   const ContentShape& content = options.job.content;
   const uint64_t shard = content.objects_max * AlignObject(content.object_bytes_max) + 512;
   const uint64_t chunks = ChunksFor(shard, options.chunk_bytes);
   const uint64_t in_flight = 1 + options.job.lag;
-  // Resharding may put half as many ranks more on a node.
+  // After resharding a node may have half as many ranks more.
   const uint64_t ranks =
       options.job.ranks_per_node + (options.job.reshard_ppm == 0 ? 0 : (options.job.ranks_per_node + 1) / 2);
   const uint64_t persisting =
-      options.storage.used ? 2 : 0;  // one is begun, and one that was asked for may wait
+      options.storage.used ? 2 : 0;  // one is being written, and one that was requested may wait
   return (options.keep_steps + persisting + in_flight) * (1 + options.replicas) * ranks * chunks;
 }
 
@@ -213,7 +211,7 @@ Options DrawOptions(uint64_t seed, uint32_t nodes) {
   DrawJob(&random, &options.job);
   if (big) {
     options.job.ranks_per_node = 1;
-    options.job.abort_ppm = 0;  // of three hundred ranks one in a hundred would leave hardly a step whole
+    options.job.abort_ppm = 0;  // with 300 ranks hardly any step would be complete
     options.job.compute_min_us = 100 * kMs;
     options.job.compute_max_us = 300 * kMs;
     options.job.content.objects_max = std::min(options.job.content.objects_max, 2u);
@@ -221,19 +219,19 @@ Options DrawOptions(uint64_t seed, uint32_t nodes) {
     options.replicas = std::min(options.replicas, 2u);
     options.invariants_ppm = 500;
   }
-  // Drawn apart, so that a seed without it stays the run it was.
+  // From a generator of its own, so that a seed without it remains the same run.
   Random device(Mix(seed, kDeviceSalt));
   if (device.Chance(25 * kPercent)) options.job.device_ppm = 50 * kPercent;
   Random agree(Mix(seed, kAgreeSalt));
   options.job.agree = agree.Chance(50 * kPercent);
-  // Most of a world's steps are left to be committed.
+  // So few that most steps can be committed.
   if (options.job.agree && agree.Chance(50 * kPercent))
     options.job.disagree_ppm = 20 * kPercent / (options.nodes * options.job.ranks_per_node);
   Random drop(Mix(seed, kDropSalt));
   if (drop.Chance(30 * kPercent))
     options.job.drop_ppm = 50 * kPercent / (options.nodes * options.job.ranks_per_node);
   DrawMoreTrouble(seed, &options);
-  // Likewise. Encrypted copies take their chunks twice while they are turned into plaintext.
+  // The same. An encrypted copy needs its chunks twice while it is decrypted.
   options.encrypts = Random(Mix(seed, kEncryptSalt)).Chance(25 * kPercent);
   const uint64_t needed = ChunksNeeded(options) + (options.encrypts ? 16 : 0);
   options.starved = !big && random.Chance(6 * kPercent);

@@ -13,12 +13,12 @@ constexpr TimeUs kHelloTimeoutUs = 5 * kSecond;
 constexpr TimeUs kLatestTimeoutUs = 5 * kSecond;
 constexpr TimeUs kReadTimeoutUs = 5 * kSecond;
 constexpr TimeUs kSilentWaitUs = 100 * kSecond;
-// Attempts at what may succeed later; then the process ends. A daemon is back within seconds; a step that
-// cannot be produced may never come back, and only another incarnation is offered another one.
+// Attempts before the process ends. A daemon is back within seconds. A step that cannot be produced may never
+// be available again, and only another incarnation gets another one.
 constexpr uint32_t kHelloAttemptsMax = 20;
 constexpr uint32_t kLatestAttemptsMax = 3;
 
-// What another try may cure.
+// Whether another attempt may succeed.
 bool Passing(const Status& status) {
   return status.code() == Code::kUnavailable || status.code() == Code::kDeadlineExceeded ||
          status.code() == Code::kPeerGone || status.code() == Code::kLinkFailed;
@@ -74,7 +74,7 @@ void SimRank::SayHello(uint32_t attempt) {
   });
 }
 
-// The same of all ranks of an incarnation, and another one in the next.
+// All ranks of an incarnation say the same. The next incarnation may say something else.
 void SimRank::SayPolicy(Client::StatusDone done) {
   const StorageOptions& storage = cluster_.options().storage;
   Random drawn(Mix(cluster_.options().seed, incarnation_, 0x90));
@@ -134,14 +134,14 @@ void SimRank::RestoreNext(const AnswerLatest& latest, size_t index, uint32_t att
       return RestoreNext(latest, index + 1, 0);
     }
     if (!client_.connected()) return Reconnect();
-    // Some programs try again what was found damaged.
+    // Some programs retry a read that has found damage.
     const bool again =
         Passing(status) || (status.code() == Code::kCorrupt && cluster_.random().Chance(kMillion / 3));
     if (!again || attempt >= 3) return End(status.ToString().c_str());
     After(cluster_.random().Between(10 * kMs, 100 * kMs),
           [this, latest, index, attempt] { RestoreNext(latest, index, attempt + 1); });
   };
-  // A rank of a world of another size needs parts of shards.
+  // If the world size has changed, a rank needs parts of shards.
   const bool resharded = latest.world_size != client_.identity().world_size;
   if (resharded && cluster_.random().Chance(cluster_.options().job.ranges_ppm))
     return client_.ReadRanges(latest.step.step, to_restore_[index], kReadTimeoutUs, done);
@@ -164,7 +164,7 @@ void SimRank::Compute() {
 
 void SimRank::BeSilent() {
   if (!std::exchange(silent_, true)) {
-    // Others ask when everything has come to rest.
+    // The others wait when everything has come to rest.
     if (cluster_.random().Chance(kMillion / 2)) AskWaits();
     if (launcher_.on_silent) launcher_.on_silent();
   }
@@ -176,7 +176,7 @@ void SimRank::BeSilent() {
   });
 }
 
-// Also for a step whose save ended with its daemon. The answers are the checker's: the deadlines are beyond the silence.
+// Also for a step whose save ended with its daemon. The checker sees the answers. The deadlines come later.
 void SimRank::AskWaits() {
   const Level highest = cluster_.options().storage.used ? Level::kPersisted : Level::kCommitted;
   for (Step step = std::max<Step>(step_, 2) - 1; step <= step_ + 1; ++step)
@@ -205,7 +205,7 @@ void SimRank::SaveStep() {
   script.device = options.job.device_ppm != 0 && random.Chance(options.job.device_ppm);
   if (options.job.agree) {
     script.agreement = Mix(me.launch, step_ + 1) | 1;
-    // The same at every attempt: a rank that saves a step again gives what it gave before.
+    // The same at every attempt: a rank that saves a step again gives the same value.
     Random other(Mix(script.agreement, me.rank));
     if (other.Chance(options.job.disagree_ppm))
       script.agreement = other.Chance(kMillion / 2) ? 0 : other.Next();
@@ -226,9 +226,9 @@ void SimRank::Saved(const Status& status) {
       ++step_;
       launcher_.OnProgress();
       return AfterSave();
-    case Code::kNoSpace:  // training goes on without this one
+    case Code::kNoSpace:  // training continues without this step
     case Code::kAborted:
-    case Code::kAlreadyExists:  // sealed, and its daemon died before it could say so
+    case Code::kAlreadyExists:  // it is sealed, and its daemon died before the answer
       ++step_;
       launcher_.OnProgress();
       return NextStep();
@@ -269,7 +269,7 @@ void SimRank::GoOn(const Status& status) {
   NextStep();
 }
 
-// Also the newest one, which most other ranks are still saving, and steps of former incarnations.
+// It may be the newest step, which most other ranks are still saving, or a step of a former incarnation.
 void SimRank::DropOne() {
   Random& random = cluster_.random();
   const Step step = step_ - std::min<Step>(step_ - 1, random.Below(5));
@@ -308,7 +308,7 @@ void Launcher::Restart(const char* why) {
   if (stopped_ || trouble_at_ != 0) return;
   cluster_.Trace("launcher restarts the world: %s", why);
   trouble_at_ = cluster_.now();
-  // Launchers notice at their own pace, and stop every process before they start the next.
+  // A launcher needs some time to notice, and stops all processes before it starts new ones.
   start_at_ = cluster_.now() + cluster_.random().Between(10 * kMs, 400 * kMs);
   running_ = false;
   for (SimRank* rank : ranks_) {
@@ -319,7 +319,7 @@ void Launcher::Restart(const char* why) {
     }
     rank->Kill();
   }
-  // Zombies wait for nobody.
+  // Zombies do not wait for other ranks.
   for (auto& [done, go_on] : std::exchange(waiting_, {}))
     cluster_.scheduler().After(2 * kMs, std::move(go_on));
 }
@@ -388,7 +388,7 @@ void Launcher::OnProgress() {
   if (!waiting_.empty() && MayGoOn(least)) Wake();
 }
 
-// A collective is over for all within a millisecond or two.
+// A collective ends for all ranks within two milliseconds.
 void Launcher::Wake() {
   Step slowest = UINT64_MAX;
   for (const SimRank* rank : ranks_) slowest = std::min(slowest, rank->step());
@@ -443,7 +443,7 @@ void Launcher::Launch() {
   ranks_.clear();
   for (Rank rank = 0; rank < world_size_; ++rank) {
     Client::Identity identity;
-    // In blocks, as launchers do.
+    // In blocks, as launchers assign ranks.
     identity.host = (static_cast<size_t>(rank) * nodes / world_size_ + shift) % nodes;
     identity.launch = launch_;
     identity.rank = rank;

@@ -133,7 +133,7 @@ class SimMembership::Impl {
     });
   }
 
-  // A view handed up waits for the daemon's event loop: in order, but each daemon at its own time.
+  // A view waits for the daemon's event loop. Each daemon gets its views in order, but at its own time.
   void OnView(NodeId node, const View& view) {
     Place& place = hosts_.at(node);
     place.last_view_at =
@@ -142,8 +142,8 @@ class SimMembership::Impl {
     scheduler_.At(place.last_view_at,
                   [this, host = place.host, node, view] { listener_.on_view(host, node, view); });
   }
-  // Membership and engine are of one process: the end of a lease is known at once, a renewal somewhat later, and never
-  // before a view that was handed up before it: both go through the daemon's event loop.
+  // Membership and engine are in one process, so the end of a lease is known at once. A renewal comes later,
+  // and never before an earlier view: both go through the daemon's event loop.
   void OnLease(NodeId node, TimeUs valid_until) {
     const Place& place = hosts_.at(node);
     const TimeUs at = valid_until == 0
@@ -176,7 +176,7 @@ class SimMembership::Impl {
   Random& random_;
   const Listener listener_;
   std::map<NodeId, Place> hosts_;
-  size_t found_ = 0;  // the coordinator that hosts look for which have no route of their own
+  size_t found_ = 0;  // the coordinator of hosts that have no entry in routes_
   std::map<size_t, size_t> routes_;
   TimeUs armed_ = kForever;
   SimulatedMembership machines_;

@@ -14,13 +14,13 @@ namespace {
 
 const Cluster* running = nullptr;
 
-// Detection, a view, inventories: a cluster that is left alone is of one mind within this.
+// A cluster without new faults has one view within this time: detection, a view, inventories.
 constexpr TimeUs kOneViewUs = 15 * kSecond;
-// Just healed, all may have one view from before the trouble, and one of them is about to be missed: a member
-// is silent for 1 s before it is out, and a coordinator that has returned waits for its members as long.
+// Right after healing all may have one view from before the faults although a member is about to be declared
+// dead: that takes 1 s of silence, and a coordinator that has returned waits as long for its members.
 constexpr TimeUs kMissedUs = 3 * kSecond;
 constexpr TimeUs kRedundancyUs = 60 * kSecond;
-// A silent world answers its waits within this: the longest is to learn what other daemons hold, and to copy it again.
+// When nobody saves, waits are answered within this time. Inventories and new copies take the longest.
 constexpr TimeUs kSilenceUs = 30 * kSecond;
 constexpr TimeUs kSilenceBeforeHealUs = 2 * kSecond;
 constexpr TimeUs kComeToRestUs = kSecond;
@@ -28,7 +28,7 @@ constexpr TimeUs kAtOnceUs = 50 * kMs;
 constexpr TimeUs kSlowInSilenceUs = 300 * kMs;
 constexpr uint64_t kSilenceSalt = 0x73696c656e636501;  // "silence"
 constexpr TimeUs kAdminUs = 5 * kSecond;
-// What is costly to ask, over all copies of all nodes, is asked so often.
+// The time between two evaluations of conditions that are costly: over all copies of all nodes.
 constexpr TimeUs kAskEveryUs = 20 * kMs;
 
 class Simulation {
@@ -58,7 +58,7 @@ class Simulation {
     launcher_.Start();
     cluster_.RunFor(500 * kMs);
     faults_.Start();
-    // Half of the worlds fall silent while there is trouble, the others when they have made progress.
+    // In half of the seeds the silence begins during the faults, in the others after progress.
     const TimeUs troubled =
         options_.pause_to_heal ? 0 : std::min(silence_.Below(kSilenceBeforeHealUs), options_.fault_phase_us);
     cluster_.RunFor(options_.fault_phase_us - troubled);
@@ -85,8 +85,7 @@ class Simulation {
   }
 
  private:
-  // What the engines log belongs into the trace; else nowhere: they say loudly what they lose, and here it is
-  // lost on purpose.
+  // The engines' log goes into the trace, or is dropped: they log every loss, and here losses are intended.
   static void Listen(Cluster* cluster) {
     if (cluster == nullptr) return SetLogSink([](LogLevel, std::string_view) {}, LogLevel::kOff);
     SetLogSink(
@@ -119,15 +118,15 @@ class Simulation {
     return false;
   }
 
-  // Every rank saves up to one step and waits for what it has saved. Meanwhile daemons restart. Nothing that is saved
-  // later helps a wait that was forgotten.
+  // Every rank saves up to one step and waits for what it has saved. Meanwhile daemons restart. No later save
+  // can end a forgotten wait.
   void BeginSilence() {
     if (checker().failed()) return;
     crashes_ = silence_.Below(4);
     launcher_.on_silent = [this] {
       if (silence_.Chance(kMillion / 4)) CrashOne(2 * options_.network.transfer_max_us);
     };
-    // At the moment when what is decided of the step is on its way.
+    // At the moment when messages about the step are in flight.
     cluster_.on_event = [this](size_t, const LevelEvent& event) {
       const StepId step = StepOf(event.shard);
       if (event.level == Level::kReplicated && step == checker().newest_saved() &&
@@ -146,20 +145,20 @@ class Simulation {
       const size_t host = silence_.Below(cluster_.host_count());
       cluster_.CrashDaemon(host);
       const FaultOptions& faults = options_.faults;
-      // At once, so that its rank is there before it has heard of anybody, or later.
+      // Either at once, so that its rank is back before the daemon knows any peer, or later.
       const TimeUs most = silence_.Chance(kMillion / 2) ? kAtOnceUs : faults.daemon_back_max_us;
       const TimeUs back = silence_.Between(faults.daemon_back_min_us, most);
       cluster_.scheduler().After(back, [this, host] {
         cluster_.StartDaemon(host);
         --down_;
-        // What one of the others says comes late: after what the leader announces, perhaps.
+        // The messages of one peer come late, maybe after the leader's announcement.
         const TimeUs late = cluster_.now() + silence_.Below(kComeToRestUs);
         cluster_.network().Clog(silence_.Below(cluster_.host_count()), host, late);
       });
     });
   }
 
-  // Answers overtake announcements, and the other way round.
+  // So answers may overtake announcements, and the other way round.
   void SlowDown(uint32_t ppm) {
     NetworkOptions network = cluster_.network().options();
     network.slow_ppm = ppm;
@@ -167,7 +166,7 @@ class Simulation {
     cluster_.network().SetOptions(network);
   }
 
-  // The waits that are asked last find a world in which nothing happens any more.
+  // The last waits begin when nothing happens any more.
   void EndSilence() {
     SlowDown(static_cast<uint32_t>(silence_.Below(kMillion / 4)));
     const auto silent = [this] { return down_ == 0 && launcher_.AllSilent() && cluster_.AllInOneView(); };
@@ -185,7 +184,7 @@ class Simulation {
     launcher_.EndSilence();
   }
 
-  // By the checker's knowledge of the whole world; the others end at their deadlines, which are later.
+  // The checker knows which waits must end. The others end at their deadlines, which are later.
   void EndWaits() {
     std::optional<OpenWait> open;
     const auto ended = [&] {
@@ -200,8 +199,7 @@ class Simulation {
                    open->host, kSilenceUs / kSecond, open->shard.ToString().c_str(), LevelName(open->level));
   }
 
-  // Nobody saves: what is kept must get its copies back, and whatever bit has flipped must be found by a
-  // verify and repaired.
+  // Nobody saves. The kept steps must get their copies back. All flipped bits must be found and repaired.
   void RestoreRedundancy() {
     if (checker().failed() || options_.starved) return;
     std::vector<StepId> kept;
@@ -212,7 +210,7 @@ class Simulation {
     for (const StepId& step : kept)
       if (checker().Flipped(step)) Verify(&step.step);
     const size_t wanted = std::min<size_t>(options_.replicas + 1, cluster_.host_count());
-    // What was under way when the world stopped may be committed only now, and retire an older step.
+    // A step that was saved before the ranks stopped may be committed only now, and retire an older one.
     const auto lacks = [&](const StepId& step) {
       return !checker().Retired(step) && checker().CopiesMin(step) < wanted;
     };
@@ -226,10 +224,10 @@ class Simulation {
                               wanted, checker().DescribeCopies(step, wanted).c_str());
   }
 
-  // A world must come up, restore, and commit more steps than retention keeps.
+  // Ranks must start, restore, and commit more steps than retention keeps.
   void Progress() {
     if (checker().failed()) return;
-    // What was saved before may be committed now, and is no progress.
+    // A step that was saved before may be committed now. That is not progress.
     const StepId before = checker().newest_saved();
     const size_t wanted = options_.keep_steps + 1;
     const bool done =
@@ -239,7 +237,7 @@ class Simulation {
                      options_.heal_limit_us / kSecond, checker().CommittedAfter(before));
   }
 
-  // What storage is for. That `latest` is then as new as what was persisted, the checker sees.
+  // Afterwards only storage has steps. The checker sees that `latest` is as new as what was persisted.
   void LoseEverything() {
     if (!options_.storage.used || options_.starved || checker().failed() || options_.seed % 3 != 0) return;
     for (size_t host = 0; host < cluster_.host_count(); ++host) cluster_.StopHost(host, false);
@@ -252,7 +250,7 @@ class Simulation {
 
   void Finish() {
     launcher_.StopForGood();
-    // Each at some time: where a shard is bad beyond repair its copies are tried again and again.
+    // Each host at some time, not all at once: copies that cannot be repaired are tried again and again.
     std::set<size_t> busy;
     for (size_t i = 0; i < cluster_.host_count(); ++i) busy.insert(i);
     const auto rest = [&] {
@@ -302,7 +300,7 @@ class Simulation {
     bool done = false;
     person_.Verify(step, kAdminUs, [&](const Status& status, const VerifyReport& report) {
       done = true;
-      // Retired since it was chosen.
+      // It has been retired in the meantime.
       if (status.code() == Code::kNotFound && step != nullptr && !IsKept(*step)) return;
       if (!status.ok()) return checker().Fail("no verify: %s", status.ToString().c_str());
       if (report.nodes_asked.size() != cluster_.host_count())
@@ -321,7 +319,7 @@ class Simulation {
   Launcher launcher_;
   Faults faults_;
   Client person_;
-  Random silence_;        // drawn apart
+  Random silence_;        // a generator of its own
   uint64_t crashes_ = 0;  // to come in the silence
   uint64_t down_ = 0;     // daemons, by these
 };

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-simulation: runs seeds, says which one broke a promise and how to run it again. See
-// docs/testing.md.
+// ropeteam-simulation: runs seeds, and prints which one failed and how to run it again (docs/testing.md).
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -25,7 +24,7 @@ using ropeteam::simulation::Outcome;
 
 constexpr size_t kTraceTail = 120;  // lines: about the last tenth of a second of a small cluster
 constexpr size_t kTraceAll = SIZE_MAX;
-constexpr uint64_t kProgressSeeds = 1000;  // between two lines of progress: a minute or so
+constexpr uint64_t kProgressSeeds = 1000;  // between two lines of progress: about a minute
 
 struct Arguments {
   uint64_t from = 1;
@@ -112,7 +111,7 @@ void PrintTrace(const std::deque<std::string>& trace) {
   for (const std::string& line : trace) std::fprintf(stderr, "  %s\n", line.c_str());
 }
 
-// The state is lost, but the seed is not: the same program runs it again with its trace kept.
+// The state is lost, but the seed is known: the program runs it again with its trace kept.
 void OnAbort(int) {
   if (tracing) {
     if (const auto* trace = ropeteam::simulation::TraceOfRunning()) PrintTrace(*trace);
@@ -187,7 +186,7 @@ bool RunSeed(const Arguments& arguments, uint64_t seed, Outcome* outcome) {
   return false;
 }
 
-// Of all seeds so far; in memory that outlives the process that runs them.
+// Sums over all seeds so far, in memory that outlives the process that runs the seeds.
 struct Totals {
   uint64_t next = 0;  // the seed that runs, or is to run
   uint64_t failed = 0;
@@ -228,8 +227,8 @@ void RunSeeds(const Arguments& arguments, Totals* totals) {
   totals->done = true;
 }
 
-// In a child, and in another from the next seed on when a seed has ended it (a failed ROPETEAM_CHECK, a
-// sanitizer, a crash).
+// Runs the seeds in a child. If a seed ends the child (a failed ROPETEAM_CHECK, a sanitizer, a crash),
+// another child continues with the next seed.
 int KeepGoing(const Arguments& arguments, Totals* totals) {
   while (!totals->done) {
     std::fflush(nullptr);
@@ -239,7 +238,7 @@ int KeepGoing(const Arguments& arguments, Totals* totals) {
       return 2;
     }
     if (child == 0) {
-      prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever stops the campaign means this process too
+      prctl(PR_SET_PDEATHSIG, SIGKILL);  // a stop of the campaign also stops this process
       RunSeeds(arguments, totals);
       std::fflush(nullptr);
       _exit(0);

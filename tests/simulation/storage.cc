@@ -9,13 +9,13 @@
 namespace ropeteam::simulation {
 namespace {
 
-constexpr TimeUs kPausedUs = 5 * kMs;  // a stopped daemon is looked at again after this
+constexpr TimeUs kPausedUs = 5 * kMs;  // time between two checks whether a stopped daemon continues
 
 const Status kAway = Error(Code::kUnavailable, "storage is away");
 
 uint32_t CrcOf(const std::string& bytes) { return Crc32c(bytes.data(), bytes.size()); }
 
-// Of some ranks; the manifest has the lowest one's.
+// Some ranks have metadata. The manifest has that of the lowest one.
 std::string MetadataOf(const StepId& id, Rank rank) {
   if (rank % 3 != 1) return "";
   return "{\"loss\": " + std::to_string(id.step * 1000 + rank) + "}";
@@ -25,7 +25,7 @@ std::string RankFile(Rank rank) { return "rank-" + std::to_string(rank); }
 
 }  // namespace
 
-// Some ranks name a file of their own, some share a name with others.
+// Some ranks have a file with a name of their own, some share a name with others.
 std::vector<std::string> SimStorage::NamesOf(const ShardId& shard) {
   std::vector<std::string> names;
   if (shard.rank % 2 == 0) names.push_back("model.pt");
@@ -51,7 +51,7 @@ void SimStorage::Damage(const StepId& id, Rank rank) {
   step.rotten = true;
 }
 
-// Meanwhile the checker expects nothing of it.
+// While the step is hidden the checker expects nothing of it.
 void SimStorage::Hide(const StepId& id) {
   hidden_.insert(id);
   steps_.at(id).rotten = true;
@@ -137,7 +137,7 @@ void SimStorage::Stall(const JobPtr& job) {
   }
   const bool again = std::exchange(job->stalled, true);
   stalled(job->host, job->instance, job->start.tag);
-  // Also while what the first call began is under way.
+  // Again while the work that the first call began is running.
   scheduler_.After(again ? options_.stalled_us : 1, [this, job] { Stall(job); });
 }
 
@@ -153,7 +153,7 @@ void SimStorage::Advance(const JobPtr& job) {
     return;
   }
   Status status;
-  // The last stage is a request to the store: it may have left before the daemon died.
+  // The last stage is a request to storage. It may have been sent before the daemon died.
   if (host == nullptr) {
     if (const auto* load = std::get_if<LoadChunks>(&job->start.work)) return LandLate(*job, *load);
     if (Stage(job, nullptr, &status) || !random_.Chance(kMillion / 2)) return;
@@ -175,13 +175,13 @@ void SimStorage::Advance(const JobPtr& job) {
     return End(job, Error(Code::kIo, "the disk has failed"));
   if (Stage(job, host, &status)) return Later(job);
   if (!status.ok()) return End(job, status);
-  // A listing fails only while storage is away: how long `latest` waits for one is bounded, and chance is not.
+  // A listing or a read of a manifest fails only while storage is away: `latest` does not wait for long.
   const bool fails = !healed_ && std::get_if<ListStored>(&job->start.work) == nullptr &&
                      std::get_if<ReadStored>(&job->start.work) == nullptr;
   if (fails && random_.Chance(options_.fail_ppm))
     return End(job, Error(Code::kUnavailable, "the request was refused"));
   status = Effect(job);
-  // Done, and nobody is told.
+  // It took effect, but the acknowledgement is lost.
   if (fails && random_.Chance(options_.lost_ack_ppm))
     status = Error(Code::kDeadlineExceeded, "no answer to the request");
   if (status.ok() && std::get_if<HoldStorage>(&job->start.work) != nullptr) {
@@ -206,7 +206,7 @@ void SimStorage::End(const JobPtr& job, const Status& status) {
   answer(job->host, job->instance, job->start.tag, status, job->done);
 }
 
-// With `host` null only whether there is another stage is asked.
+// If `host` is null, only returns whether there is another stage.
 bool SimStorage::Stage(const JobPtr& job, Host* host, Status* status) {
   if (const auto* name = std::get_if<NameFiles>(&job->start.work)) return ReadChunk(job, *name, host, status);
   if (const auto* write = std::get_if<WriteShard>(&job->start.work))
@@ -239,7 +239,7 @@ bool SimStorage::LoadChunk(const JobPtr& job, const LoadChunks& load, Host* host
     *status = Error(Code::kNotFound, "%s is not there", load.shard.ToString().c_str());
     return false;
   }
-  // A file is checked as a whole: what is read of a damaged one is known to be damaged at its end.
+  // A file is checked as a whole, so damage is found only at its end.
   const uint32_t chunk = load.chunks[job->stage++];
   const uint64_t begin = chunk * host->chunk_bytes;
   if (stream->size() != load.stream_bytes || begin >= stream->size()) {
@@ -320,8 +320,7 @@ Status SimStorage::Effect(const JobPtr& job) {
   return OkStatus();
 }
 
-// The holder's renewals are looked at by whoever asks: a daemon that has died is known to be dead only when it was silent
-// for a while.
+// A daemon that wants storage watches the holder's renewals. It counts as dead only after some silence.
 Status SimStorage::TakeHold(const Job& job) {
   const Host* holder = hold_.instance == kNoNode ? nullptr : find_host(hold_.host, hold_.instance);
   if (holder != nullptr && !holder->paused && !hung_.contains(hold_.host) && hold_.renews)
@@ -375,7 +374,7 @@ Status SimStorage::Read(const StepId& id, StoredStep* stored) {
   return OkStatus();
 }
 
-// Whoever writes a path writes the same bytes: two nodes may do it at the same time, and one of them is long dead.
+// All writers of a path must write the same bytes: two nodes may write it at once, and one may be dead.
 Status SimStorage::Put(const StepId& id, const std::string& path, Rank rank, std::string bytes) {
   Step& step = steps_[id];
   const auto [at, fresh] = step.files.try_emplace(path, File{rank, bytes, 0});
@@ -388,7 +387,7 @@ Status SimStorage::Put(const StepId& id, const std::string& path, Rank rank, std
   return OkStatus();
 }
 
-// Sometimes only the first files are there before it fails.
+// Sometimes fails after only the first files were written.
 Status SimStorage::Write(const WriteShard& write, const std::string& stream, StoredRank* stored) {
   const ShardMeta& meta = write.shard.meta;
   const StepId id = StepOf(meta.id);
@@ -410,7 +409,7 @@ Status SimStorage::Write(const WriteShard& write, const std::string& stream, Sto
   return OkStatus();
 }
 
-// Sometimes a part of it: the rest is found the next time.
+// Sometimes deletes only a part. The next call deletes the rest.
 StoredList SimStorage::Prune(const Job& job, const PruneStored& prune) {
   StoredList gone;
   std::vector<StepId> newest_first;
@@ -445,7 +444,7 @@ Status SimStorage::WriteTheManifest(const StoredStep& stored) {
   step.manifest = stored;
   step.stored_at = scheduler_.now();
   step.rotten =
-      step.rotten || Pruned(stored.id);  // a late request of a leader that is dead, and its files are gone
+      step.rotten || Pruned(stored.id);  // a late request of a dead leader, and the files are already deleted
   on_stored(stored.id, stored);
   return OkStatus();
 }
