@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stories of ranks that give a value with their saves: which steps are committed, what their ranks are told, and that this
-// holds where the leader or a daemon dies in between.
+// Stories of ranks that give a value with their saves: which steps are committed, and what the ranks are
+// told, also if the leader or a daemon dies in between.
 #include <gmock/gmock.h>
 
 #include "tests/simulation/story.h"
@@ -62,7 +62,7 @@ TEST_F(AgreementStory, RanksThatDoNotAgreeAreToldAndTheStepIsReleased) {
   ExpectDisagreement(2, {"0x7", "0x8"});
   ExpectReleased();
   EXPECT_EQ(LatestStep(1, 0), 1u);
-  // The world goes on, and comes back to the step before.
+  // The ranks continue, and the next incarnation restores the newest step that was committed.
   SaveEverywhere(1, 3);
   StopWorld(1);
   StartWorld(2);
@@ -92,11 +92,11 @@ TEST_F(AgreementStory, ALeaderThatDiesBetweenTheReportsChangesNothing) {
   for (const Rank rank : {first, second}) ExpectDisagreement(rank, {"0x7", "0x8"});
 }
 
-// All daemons die, and with them what ranks and leader knew: the value lies beside the shard.
+// All daemons die, and with them what the leader knew. The value is stored with the shard.
 TEST_F(AgreementStory, TheValueOutlivesTheDaemons) {
   StartWithOneStep();
   for (const Rank rank : {0, 1, 2}) SaveInBackground(1, 2, rank, Script(rank == 2 ? 8 : 7));
-  // Before any leader can have judged it.
+  // Before a leader can have found the disagreement.
   ASSERT_TRUE(Until(
       [&] {
         for (Rank rank = 0; rank < 3; ++rank)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stories of nodes that leave in good order, and of nodes that come.
+// Stories of nodes that are drained, and of nodes that join.
 #include "tests/simulation/story.h"
 
 namespace ropeteam::simulation {
@@ -34,8 +34,8 @@ class Leaving : public Story {
   std::map<size_t, DrainReport> left_;
 };
 
-// Its own shard and the one that it holds for its neighbour get a second copy on nodes that stay. So its memory may be lost, and
-// that of another node with it.
+// Its own shard, and the one that it holds for its neighbour, get a second copy on nodes that stay. So its
+// memory and that of another node may be lost.
 TEST_F(Leaving, EverythingIsRedundantBeforeANodeLeaves) {
   Start(4);
   StartWorld(1);
@@ -65,7 +65,7 @@ TEST_F(Leaving, NoSaveBeginsOnItAndTheOthersGoOn) {
   for (Rank rank = 0; rank < 3; ++rank)
     EXPECT_EQ(HoldersBeside(2, ShardOf(1, 20, rank)).size(), 2u) << "rank " << rank;
   SaveEverywhere(1, 30);
-  // One that has a rank.
+  // Drains a node that has a rank.
   cluster_->Drain(0, 30 * kSecond);
   cluster_->RunFor(1 * kMs);
   const Status refused = Save(1, 40, 0);
@@ -74,7 +74,7 @@ TEST_F(Leaving, NoSaveBeginsOnItAndTheOthersGoOn) {
   ASSERT_TRUE(Until([&] { return HasLeft(0); })) << Trouble();
 }
 
-// A save that is open goes on, and its step is committed before the node leaves.
+// An open save continues, and its step is committed before the node leaves.
 TEST_F(Leaving, AnOpenSaveIsFinished) {
   Start(4);
   StartWorld(1);
@@ -108,7 +108,7 @@ TEST_F(Leaving, AStepThatIsNeverCommittedHoldsNobody) {
   RestoreEverywhere(2, 10);
 }
 
-// The two nodes that hold each other's shards. The copies of neither count for the other.
+// Two nodes that hold each other's shards leave. Copies on one of them do not count for the other.
 TEST_F(Leaving, AGroupLeavesAtOnce) {
   Start(4);
   StartWorld(1);
@@ -121,7 +121,7 @@ TEST_F(Leaving, AGroupLeavesAtOnce) {
   RestoreEverywhere(2, 10);
 }
 
-// Of two groups one node each. The order would give the copies of one to the other.
+// One node of each of two groups leaves. By the usual order the copies of one would go to the other.
 TEST_F(Leaving, TwoNeighboursLeaveAtOnce) {
   Start(5);
   StartWorld(1);
@@ -133,7 +133,7 @@ TEST_F(Leaving, TwoNeighboursLeaveAtOnce) {
   ExpectAllElsewhere(2);
 }
 
-// There is no second node for a second copy. Waiting for one would save nothing.
+// There is no other node for a second copy, so waiting for one would not help.
 TEST_F(Leaving, TooFewOthersAreLeft) {
   Start(2);
   StartWorld(1);
@@ -157,7 +157,7 @@ TEST_F(Leaving, AllLeaveAtOnce) {
   for (const size_t host : {0, 1, 2}) EXPECT_FALSE(left_[host].latest_safe);
 }
 
-// Without replicas a shard is on one node only: it moves.
+// Without replicas a shard is on one node only, and moves.
 TEST_F(Leaving, TheOnlyCopyMoves) {
   Start(3, 0);
   StartWorld(1);
@@ -201,7 +201,7 @@ TEST_F(Leaving, TheLeaderDiesMeanwhile) {
   RestoreEverywhere(2, 10);
 }
 
-// It is killed and started again in the middle, under its name: another instance, which stays.
+// The daemon is killed during the drain and started again under its name. The new instance stays.
 TEST_F(Leaving, ARestartTakesItBack) {
   Start(4);
   StartWorld(1);
@@ -230,8 +230,8 @@ TEST_F(Leaving, ARestartTakesItBack) {
   EXPECT_EQ(HoldersBeside(4, ShardOf(2, 20, 0)).size(), 2u);
 }
 
-// It comes back under its name with what it held. The copies beyond 1 + R become caches, which give way: the arenas have no room
-// for more than the bill.
+// It comes back under its name with its copies. Copies beyond 1 + R become caches, which are evicted: the
+// arenas have no more memory than promise 8 requires.
 TEST_F(Leaving, ItComesBackUnderItsName) {
   lengths_ = {4096};
   Start(4, 1, 16);
@@ -249,7 +249,7 @@ TEST_F(Leaving, ItComesBackUnderItsName) {
   for (Step step = 30; step <= 60; step += 10) SaveEverywhere(2, step);
 }
 
-// The others have no room. It leaves when its time is up, and says what is missing.
+// The others have no room. The node leaves at the end of its time, and reports what is missing.
 TEST_F(Leaving, TheOthersAreFull) {
   lengths_ = {4096};
   Start(3, 1, 8);
@@ -265,7 +265,7 @@ TEST_F(Leaving, TheOthersAreFull) {
   EXPECT_GT(left_[1].bytes_left, 0u);
 }
 
-// Nobody tells it what is missing: the coordinator is away, and the leases have run out. It leaves when its time is up.
+// The node gets no answer: the coordinator is away, and the leases have expired. It leaves when its time is up.
 TEST_F(Leaving, NobodyAnswers) {
   Start(3);
   StartWorld(1);
@@ -276,7 +276,7 @@ TEST_F(Leaving, NobodyAnswers) {
   EXPECT_FALSE(left_[1].done || left_[1].heard);
 }
 
-// What is due to storage is there before the node leaves, also when the redundancy was there long before.
+// Steps that are due are on storage before the node leaves, even if redundancy was complete long before.
 TEST_F(Leaving, WhatIsDueIsPersistedFirst) {
   options_.storage.used = true;
   options_.storage.persist_every = 1;
@@ -294,7 +294,7 @@ TEST_F(Leaving, WhatIsDueIsPersistedFirst) {
   EXPECT_TRUE(cluster_->storage().Has(StepIn(1, 10))) << Trouble();
 }
 
-// While it waits for storage the others save on, and choose other holders.
+// While the node waits for storage, the others continue to save, and choose other holders.
 TEST_F(Leaving, ItTakesNothingMore) {
   options_.storage.used = true;
   options_.storage.persist_every = 1;
@@ -315,9 +315,10 @@ TEST_F(Leaving, ItTakesNothingMore) {
   ExpectAllElsewhere(2);
 }
 
-// ---- nodes that come
+// ---- nodes that join
 
-// Every step is committed as quickly as before while spares join, and no save is refused. Then one stands in for a lost node.
+// While spares join, every step is committed as quickly as before, and no save is refused. Then a spare
+// replaces a lost node.
 TEST_F(Leaving, SparesJoinAndDisturbNobody) {
   Start(4);
   StartWorld(1);
@@ -337,7 +338,7 @@ TEST_F(Leaving, SparesJoinAndDisturbNobody) {
   }
   EXPECT_EQ(cluster_->host_count(), 8u);
   EXPECT_TRUE(cluster_->AllInOneView());
-  // Inventories go to a leader again in the new epoch: some messages more.
+  // Inventories are sent to the leader again in the new epoch, so there are some more messages.
   EXPECT_LT(joining, calm + 50 * kMs);
   LoseHost(2);
   ASSERT_TRUE(Until([&] { return cluster_->host(0).view.members.size() == 7; })) << Trouble();
@@ -347,7 +348,7 @@ TEST_F(Leaving, SparesJoinAndDisturbNobody) {
   SaveEverywhere(2, 50);
 }
 
-// A node without ranks is a holder as good as any: it takes the copies of a node that is lost, without being told.
+// A node without ranks is a holder like any other: it gets the copies of a lost node without being asked to.
 TEST_F(Leaving, ASpareHoldsTheCopiesOfALostNode) {
   Start(2);
   StartWorld(1);

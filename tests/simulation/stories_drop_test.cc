@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stories of ranks and operators that drop a step: that it goes on every node, that what a restart needs stays, and that this holds where
-// nodes are lost or away in between.
+// Stories of ranks and operators that drop a step: it is released on every node, and what a restart needs
+// stays, also if nodes are lost or away in between.
 #include <gmock/gmock.h>
 
 #include "tests/simulation/story.h"
@@ -76,10 +76,10 @@ TEST_F(DropStory, TheNewestCommittedStepIsRefusedAlsoToTwoRanksAtOnce) {
 TEST_F(DropStory, AnUncommittedStepIsNeverCommittedAndItsRanksAreTold) {
   StartWithThreeSteps();
   for (const Rank rank : {0, 1}) ASSERT_TRUE(Save(1, 4, rank).ok());
-  // At once: the leader may not have heard of it.
+  // At once: the leader may not know the step yet.
   ASSERT_TRUE(Drop(1, 4).ok());
   EXPECT_EQ(Holders(4), 0u);
-  // The last rank was still at it.
+  // The last rank was still saving it.
   ASSERT_TRUE(Save(1, 4, 2).ok());
   for (const Rank rank : {0, 1, 2}) {
     const Status status = Wait(1, 4, rank, Level::kCommitted);
@@ -112,7 +112,7 @@ TEST_F(DropStory, AnOperatorDropsForARunningWorldAndAfterItsEnd) {
   EXPECT_EQ(Holders(2), 0u);
   EXPECT_EQ(drop(7).code(), Code::kNotFound);
   StartWorld(2);
-  // The world goes on from it, and has no step of its own yet.
+  // The incarnation restores step 3, and has no step of its own yet.
   RestoreEverywhere(2, 3);
   EXPECT_EQ(drop(3).code(), Code::kInvalidArgument);
 }
@@ -143,7 +143,7 @@ TEST_F(DropStory, TheLeaderDiesRightAfterTheAnswer) {
   RestoreEverywhere(2, 3);
 }
 
-// The question is asked again, of a leader that has never heard of it.
+// The question goes again to the next leader, which does not know of the drop.
 TEST_F(DropStory, TheLeaderDiesBeforeTheAnswer) {
   StartWithThreeSteps(4);
   const size_t leader = LeaderHost();
@@ -163,7 +163,8 @@ TEST_F(DropStory, TheLeaderDiesBeforeTheAnswer) {
   ASSERT_TRUE(Until([&] { return Holders(2) == 0; })) << Trouble();
 }
 
-// Its copies are marked. The leader that answered is gone, and the next one does not take the step for the newest.
+// Its copies are marked as committed. The leader that answered is gone. For the next one
+// step 3 is still the newest.
 TEST_F(DropStory, AMemberThatWasAwayComesBackToAnotherLeader) {
   StartWithThreeSteps(4);
   const size_t leader = LeaderHost();
@@ -186,7 +187,7 @@ TEST_F(DropStory, AMemberThatWasAwayComesBackToAnotherLeader) {
   ASSERT_TRUE(Until([&] { return Holders(2) == 0; })) << Trouble();
 }
 
-// The same, and the leader is still the one that answered.
+// The same, but the leader that answered is still there.
 TEST_F(DropStory, AMemberThatWasAwayReleasesItsCopiesWhenItIsBack) {
   StartWithThreeSteps(4);
   const size_t away = LeaderHost() == 3 ? 2 : 3;
@@ -198,7 +199,7 @@ TEST_F(DropStory, AMemberThatWasAwayReleasesItsCopiesWhenItIsBack) {
   EXPECT_TRUE(Until([&] { return Holders(2) == 0; })) << Trouble();
 }
 
-// More than R nodes are away, and the step before the newest is all that can be restored.
+// More than R nodes are away, and only the step before the newest can be restored.
 TEST_F(DropStory, WhileTheNewestStepCannotBeProducedTheOneBeforeIsNotDropped) {
   options_.keep_steps = 2;
   StartNodes(4);
@@ -222,7 +223,7 @@ TEST_F(DropStory, WhileTheNewestStepCannotBeProducedTheOneBeforeIsNotDropped) {
   RestoreEverywhere(3, 2);
 }
 
-// What is being written to storage stays until it is there.
+// A step that is being written to storage stays until it is on storage.
 TEST_F(DropStory, AStepThatIsBeingPersistedIsReleasedBehindIt) {
   options_.storage.used = true;
   options_.storage.persist_every = 0;

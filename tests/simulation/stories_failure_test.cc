@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Failure stories, told one by one: ranks, nodes, daemons, leaders and bits that fail. What each is about
-// stands in its first lines; that nothing else goes wrong meanwhile (bytes, copies, chunks with two users,
-// unanswered calls) the Checker sees to.
+// Failure stories of ranks, nodes, daemons, leaders and bits. The comment before each story says what it is
+// about. The Checker finds all other errors (bytes, copies, chunks with two users, unanswered calls).
 #include "tests/simulation/simulation.h"
 #include "tests/simulation/story.h"
 
 namespace ropeteam::simulation {
 namespace {
 
-// A rank dies in save_put. The others save on; the step is not committed, the one before is latest; chunks
-// are freed.
+// A rank dies in save_put. The others continue to save. The step is not committed, `latest` is the one
+// before, and the chunks are freed.
 TEST_F(Story, RankDiesWhileItFillsItsShard) {
   lengths_ = {3 * 4096};
   StartNodes(4);
@@ -32,13 +31,13 @@ TEST_F(Story, RankDiesWhileItFillsItsShard) {
   EXPECT_EQ(LatestStep(2, 2), 1u);
   const size_t buddy = HoldersBeside(2, ShardOf(1, 1, 2)).at(0);
   EXPECT_FALSE(Holds(buddy, ShardOf(1, 2, 2)));
-  // The half-filled chunks are back, here and at the replica.
+  // The half-filled chunks are free again, here and at the replica.
   EXPECT_TRUE(
       Until([&] { return Checker::AtRest(cluster_->host(2)) && Checker::AtRest(cluster_->host(buddy)); }));
 }
 
-// A node is lost after its shard was REPLICATED, before the step is committed: all ranks' shards are there,
-// so the step is latest for the next incarnation, and its shard is read from the replica.
+// A node is lost after its shard was REPLICATED, before the step is committed. All ranks' shards exist, so
+// the step is `latest` for the next incarnation, which reads the lost node's shard from the replica.
 TEST_F(Story, NodeDiesBetweenReplicateAndCommit) {
   StartNodes(4);
   StartWorld(1);
@@ -61,8 +60,7 @@ TEST_F(Story, NodeDiesBetweenReplicateAndCommit) {
   RestoreEverywhere(2, 2);
 }
 
-// The leader judges a step committed and is lost before anybody hears of it. The step is what the next incarnation
-// restores.
+// The leader commits a step, and is lost before any other node knows of it. The next incarnation restores it.
 TEST_F(Story, LeaderDiesBetweenCommitAndAnnouncement) {
   StartNodes(4);
   StartWorld(1);
@@ -75,7 +73,7 @@ TEST_F(Story, LeaderDiesBetweenCommitAndAnnouncement) {
     if (event.level != Level::kCommitted || event.shard.step != 2) return;
     if (event.shard.rank == LevelEvent::kNoRank) ++told;
     if (host != leader) return;
-    // Its messages of this very input, the announcement among them, are lost.
+    // Its messages of this input are lost, also the announcement.
     for (size_t other = 0; other < 4; ++other)
       if (other != leader) cluster_->network().Cut(leader, other, long_after);
     cluster_->scheduler().After(0, [this, leader] { LoseHost(leader); });
@@ -92,8 +90,8 @@ TEST_F(Story, LeaderDiesBetweenCommitAndAnnouncement) {
   RestoreEverywhere(2, 2);
 }
 
-// While a node pulls a shard that it has no copy of, one that it pulls from is lost with its memory: the
-// other holders serve, inside the same read.
+// A node fetches a shard of which it has no copy, and one of the holders is lost with its memory. The other
+// holders serve the rest inside the same read.
 TEST_F(Story, HolderDiesDuringAnothersRecovery) {
   lengths_ = {8 * 4096};
   StartNodes(6, 2, 256);
@@ -117,9 +115,8 @@ TEST_F(Story, HolderDiesDuringAnothersRecovery) {
   EXPECT_NE(lost, SIZE_MAX) << "nothing was fetched";
 }
 
-// kill -9 of the daemon after every single event of a save. The restarted one has every shard that was sealed
-// (the Checker compares), none that was not, and a free list without the chunks of the former and with those
-// of the latter.
+// kill -9 of the daemon after every single event of a save. The restarted one has every sealed shard (the
+// Checker compares) and no other. The chunks of sealed shards are not free, and all other chunks are.
 TEST_F(Story, DaemonIsKilledAtEveryPointOfASave) {
   lengths_ = {2 * 4096, 100};
   uint64_t points = 0;
@@ -141,7 +138,7 @@ TEST_F(Story, DaemonIsKilledAtEveryPointOfASave) {
     EXPECT_TRUE(Holds(0, ShardOf(1, 1, 0)));
     EXPECT_TRUE(Checker::AtRest(cluster_->host(0)));
     AwaitOneView();
-    // The rank's library reaches the new daemon and goes on.
+    // The rank's library connects to the new daemon and continues.
     cluster_->RunFor(10 * kMs);
     ASSERT_TRUE(Hello(1, 0).ok()) << Trouble();
     ASSERT_TRUE(Save(1, 3, 0).ok()) << Trouble();
@@ -153,7 +150,7 @@ TEST_F(Story, DaemonIsKilledAtEveryPointOfASave) {
   EXPECT_GT(points, 20u);
 }
 
-// The coordinator dies and returns: the view stays, latest is what it was, a save in flight completes.
+// The coordinator dies and returns. The view and `latest` stay the same, and a save in flight completes.
 TEST_F(Story, CoordinatorDiesAndReturns) {
   StartNodes(4);
   StartWorld(1);
@@ -172,7 +169,7 @@ TEST_F(Story, CoordinatorDiesAndReturns) {
   EXPECT_EQ(LatestStep(1, 0), 2u);
 }
 
-// A bit flips in the local chunk: the read finds it and repairs it from the replica, in place.
+// A bit flips in the local chunk. The read finds it and repairs the chunk from the replica, in place.
 TEST_F(Story, BitFlipsInTheLocalChunk) {
   lengths_ = {2 * 4096};
   StartNodes(2);
@@ -185,7 +182,7 @@ TEST_F(Story, BitFlipsInTheLocalChunk) {
   EXPECT_EQ(BadIn(Verify(1)), 0u);
 }
 
-// A bit flips in the replica: nobody reads it there until a verify does, and it is repaired from its saver.
+// A bit flips in the replica, which is not read until a verify. Then it is repaired from its saver.
 TEST_F(Story, BitFlipsInTheReplica) {
   lengths_ = {2 * 4096};
   StartNodes(2);
@@ -197,8 +194,8 @@ TEST_F(Story, BitFlipsInTheReplica) {
   EXPECT_EQ(BadIn(Verify(1)), 0u);
 }
 
-// A bit flips in the same chunk of both copies: the read fails and says where it looked; the next incarnation is
-// offered the older step, and can read it.
+// A bit flips in the same chunk of both copies. The read fails and names the sources that it has tried. The
+// next incarnation gets the older step, and can read it.
 TEST_F(Story, BitFlipsInBothCopies) {
   lengths_ = {2 * 4096};
   StartNodes(2);
@@ -222,7 +219,7 @@ TEST_F(Story, BitFlipsInBothCopies) {
       << logged;
 }
 
-// A local chunk and a chunk of the replica are bad, but not the same: each is repaired from the other.
+// A local chunk is bad, and another chunk of the replica. Each is repaired from the other copy.
 TEST_F(Story, DifferentChunksAreBadInBothCopies) {
   lengths_ = {3 * 4096};
   StartNodes(2);
@@ -235,7 +232,7 @@ TEST_F(Story, DifferentChunksAreBadInBothCopies) {
   EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, 1)) == 2; }));
 }
 
-// While one chunk is being repaired, a bit of another flips, and a verify finds it: that one is repaired as well.
+// While one chunk is being repaired, a bit of another flips, and a verify finds it. It is repaired, too.
 TEST_F(Story, ABitFlipsWhileAnotherChunkIsRepaired) {
   lengths_ = {3 * 4096};
   StartNodes(2);
@@ -256,7 +253,7 @@ TEST_F(Story, ABitFlipsWhileAnotherChunkIsRepaired) {
   EXPECT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, 1)) == 2; }));
 }
 
-// A node is lost and does not return: what it held gets its copies back elsewhere while the others go on
+// A node is lost and does not return. Its copies are made again on other nodes, while the ranks continue
 // undisturbed.
 TEST_F(Story, RedundancyComesBackWithoutARestart) {
   StartNodes(4);
@@ -269,9 +266,9 @@ TEST_F(Story, RedundancyComesBackWithoutARestart) {
   EXPECT_EQ(cluster_->host(0).engine->incarnation(), incarnation);
 }
 
-// Both nodes lose their memory, one after the other, and what was committed has been copied again between: the
-// copies know that it was, though it was announced before they were made, and the next incarnation's first step does
-// not retire it.
+// Both nodes lose their memory, one after the other, and in between the committed steps are copied again. The
+// new copies are marked as committed although the steps were announced before. So the next incarnation's
+// first step does not retire the newest one.
 TEST_F(Story, CopiesMadeAgainKnowThatTheyAreCommitted) {
   StartNodes(2);
   StartWorld(1);
@@ -294,7 +291,7 @@ TEST_F(Story, CopiesMadeAgainKnowThatTheyAreCommitted) {
   EXPECT_EQ(cluster_->checker().CopiesMin(StepIn(1, 2)), 2u);
 }
 
-// A copy counts only when the replica has checked it: while nothing can be acknowledged, nothing is
+// A copy counts only after the replica has checked it. While no acknowledgement arrives, nothing is
 // REPLICATED.
 TEST_F(Story, UnacknowledgedIsNotReplicated) {
   StartNodes(2);
@@ -308,7 +305,7 @@ TEST_F(Story, UnacknowledgedIsNotReplicated) {
 }
 
 // A holder loses its memory after the shard was REPLICATED and before the step is committed, and comes back
-// while the world goes on: the copy is made again without anybody asking, and the step is committed.
+// while the ranks continue. The copy is made again without a request, and the step is committed.
 TEST_F(Story, AHolderLosesItsMemoryBeforeTheCommit) {
   StartNodes(3);
   StartWorld(1, {0, 1});
@@ -326,8 +323,8 @@ TEST_F(Story, AHolderLosesItsMemoryBeforeTheCommit) {
   EXPECT_TRUE(Wait(1, 2, 0, Level::kCommitted).ok()) << Trouble();
 }
 
-// A put fails, and the holder is to be tried again a little later. When it is time the timer comes late and
-// other inputs come before it: the copy is made nevertheless.
+// A put fails, and the holder is to be tried again a little later. The timer comes late, and other inputs
+// come before it. The copy is made nevertheless.
 TEST_F(Story, ALateTimerForgetsNoCopy) {
   options_.timer_late_max_us = 20 * kMs;
   StartNodes(2);
@@ -351,7 +348,7 @@ TEST_F(Story, ALateTimerForgetsNoCopy) {
   EXPECT_TRUE(Until([&] { return HoldersBeside(1, ShardOf(1, 2, 1)).size() == 1; })) << Trouble();
 }
 
-// The checks themselves: bytes that change behind everybody's back are seen.
+// A test of the Checker: it finds bytes that change unexpectedly.
 TEST_F(Story, CheckerSeesBytesThatNobodyFlipped) {
   lengths_ = {4096};
   StartNodes(2);
@@ -365,7 +362,7 @@ TEST_F(Story, CheckerSeesBytesThatNobodyFlipped) {
   cluster_.reset();  // or TearDown() would count it as this story's failure
 }
 
-// A seed is a run: twice the same, whether or not its trace is kept; another one is another run.
+// A seed always gives the same run, whether or not its trace is kept. Another seed gives another run.
 TEST(Seeds, RunTheSameTwice) {
   SetLogLevel(LogLevel::kOff);
   const Outcome first = RunSimulation(DrawOptions(11, 4));

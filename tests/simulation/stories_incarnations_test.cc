@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Failure stories, told one by one: what incarnations restore, and what is committed to whom.
-// What each is about stands in its first lines; that nothing else goes wrong meanwhile (bytes, copies, chunks
-// with two users, unanswered calls) the Checker sees to.
+// Failure stories of incarnations: what they restore, and which of their steps are committed. The comment
+// before each story says what it is about. The Checker finds everything else that goes wrong (bytes, copies,
+// chunks with two users, unanswered calls).
 #include "tests/simulation/story.h"
 
 namespace ropeteam::simulation {
 namespace {
 
-// The world restarts twice in quick succession, and ranks of the former incarnations are still there and saving:
-// each is told that it is stale, nothing of theirs gets into a step of the third incarnation.
+// The ranks restart twice in quick succession, and ranks of the former incarnations are still saving. Each is
+// told that it is stale, and nothing of theirs gets into a step of the third incarnation.
 TEST_F(Story, WorldRestartsTwiceWithZombies) {
   lengths_ = {2 * 4096};
   StartNodes(3);
@@ -43,7 +43,7 @@ TEST_F(Story, WorldRestartsTwiceWithZombies) {
   for (Rank rank = 0; rank < 3; ++rank) EXPECT_TRUE(Read(3, rank, 2, rank).ok());
 }
 
-// An incomplete step is never latest, and does not stand in the way of later ones of the same number.
+// An incomplete step is never `latest`, and does not prevent a later step of the same number.
 TEST_F(Story, LatestIsDerivedFromWhatIsThere) {
   StartNodes(2);
   StartWorld(1);
@@ -58,8 +58,8 @@ TEST_F(Story, LatestIsDerivedFromWhatIsThere) {
   EXPECT_TRUE(Read(2, 0, 2, 1).ok());
 }
 
-// One rank has asked for latest while the newest step could not be produced. Then the missing node returns
-// with its memory: all ranks of this incarnation are given the step that the first was given.
+// A rank has been told `latest`. Then a node leaves and returns with its memory. All ranks of this
+// incarnation are told the same step as the first one.
 TEST_F(Story, AllRanksOfAnIncarnationRestoreTheSameStep) {
   StartNodes(4);
   StartWorld(1);
@@ -88,9 +88,9 @@ TEST_F(Story, AllRanksOfAnIncarnationRestoreTheSameStep) {
     }
 }
 
-// One rank of an incarnation has been given a step to restore, which then can no longer be produced. The other ranks
-// must not be given an older one in its place: the incarnation would train on from two steps. They are told an
-// error; the next incarnation is given the older step.
+// One rank of an incarnation is told a step to restore, which then can no longer be produced. The other ranks
+// must not be told an older one, because the incarnation would continue from two steps. They get an error.
+// The next incarnation is told the older step.
 TEST_F(Story, NoRankOfAnIncarnationFallsBackAlone) {
   lengths_ = {4096};
   StartNodes(2);
@@ -107,14 +107,14 @@ TEST_F(Story, NoRankOfAnIncarnationFallsBackAlone) {
   RankOf(2, 1).Latest(5 * kSecond, [&](const Status& status, const AnswerLatest&) { told = status.code(); });
   ASSERT_TRUE(Until([&] { return told.has_value(); }));
   EXPECT_NE(*told, Code::kOk);
-  EXPECT_NE(*told, Code::kNotFound);  // which a rank takes for: begin with nothing
+  EXPECT_NE(*told, Code::kNotFound);  // with this code a rank would begin from scratch
   StopWorld(2);
   StartWorld(3);
   for (Rank rank = 0; rank < 2; ++rank) EXPECT_EQ(LatestStep(3, rank), 1u);
 }
 
-// The nodes that know of the first incarnation are away while a fresh one leads alone and begins another. When they
-// return, there are three numbers, and nothing of one is taken for the other's.
+// The nodes that know the first incarnation are away, while a node without memory leads alone and begins
+// another. When they return, the third incarnation gets a third number, and no steps are confused.
 TEST_F(Story, NoTwoIncarnationsHaveOneNumber) {
   StartNodes(3);
   StartWorld(1, {0, 1});
@@ -137,8 +137,8 @@ TEST_F(Story, NoTwoIncarnationsHaveOneNumber) {
   }
 }
 
-// A node comes from another coordinator, which had counted further, and only its memory says so. Later incarnations have
-// higher numbers, also when that memory is lost.
+// A node comes from another coordinator, whose numbers were higher, and only its memory has them. Later
+// incarnations get higher numbers, even if that memory is lost.
 TEST_F(Story, NumbersOfIncarnationsGoOnAboveWhatAnyMemoryKnew) {
   StartNodes(2);
   cluster_->StartCoordinator();
@@ -157,7 +157,7 @@ TEST_F(Story, NumbersOfIncarnationsGoOnAboveWhatAnyMemoryKnew) {
   EXPECT_GT(IncarnationOf(2), IncarnationOf(1));
 }
 
-// A node that died comes back under its name at once, as another instance, and is used again.
+// A node dies and comes back at once under its name, as another instance. It is used again.
 TEST_F(Story, NodeComesBackUnderItsName) {
   StartNodes(2);
   StartWorld(1);
@@ -174,7 +174,7 @@ TEST_F(Story, NodeComesBackUnderItsName) {
   SaveEverywhere(2, 2);
 }
 
-// A spare joins in the middle of a save: no rank notices.
+// A spare joins in the middle of a save. No rank notices it.
 TEST_F(Story, JoiningDisturbsNobody) {
   StartNodes(4);
   StartWorld(1);
@@ -191,8 +191,8 @@ TEST_F(Story, JoiningDisturbsNobody) {
   EXPECT_EQ(RankOf(1, 0).incarnation(), incarnation);
 }
 
-// The leader tells a rank that a step is committed and is cut off with one of the copies that made it so. The
-// others have marked theirs before: they know the step for a committed one, and keep it as such.
+// The leader tells a rank that a step is committed, and is then cut off together with one of the copies. The
+// others have marked their copies before that. So they know that the step is committed, and keep it.
 TEST_F(Story, ACommitIsKnownToEveryMemberBeforeARankIsTold) {
   StartNodes(3);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -207,7 +207,7 @@ TEST_F(Story, ACommitIsKnownToEveryMemberBeforeARankIsTold) {
       cluster_->network().Cut(other, 0, kForever);
     }
   };
-  // The copy that its owner makes in place of the lost one takes a while.
+  // The owner's replacement for the lost copy takes a while.
   cluster_->on_transfer = [&](const Transfer& transfer) {
     if (transfer.initiator != 2 || transfer.target != 1) return;
     cluster_->on_transfer = nullptr;
@@ -223,8 +223,8 @@ TEST_F(Story, ACommitIsKnownToEveryMemberBeforeARankIsTold) {
   EXPECT_FALSE(Holds(1, ShardOf(1, 2, 0)));
 }
 
-// A member does not hear the leader: it has not marked the step, so no rank is told COMMITTED, and nothing is
-// released for it.
+// A member does not receive the leader's messages, so it has not marked the step. No rank is told COMMITTED,
+// and no older step is released.
 TEST_F(Story, ACommitThatAMemberHasNotMarkedIsToldToNobody) {
   StartNodes(3);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -240,8 +240,8 @@ TEST_F(Story, ACommitThatAMemberHasNotMarkedIsToldToNobody) {
   EXPECT_TRUE(Until([&] { return !Holds(1, ShardOf(1, 1, 0)); }));
 }
 
-// A step gets its last copy when a newer one is committed already, and the order to release it is on its way.
-// It must not be committed any more: an older one would be released for it, and it is being released itself.
+// A step gets its last copy when a newer one is already committed and the order to release it is in flight.
+// It must not be committed any more: an older one would be released because of it, and it is itself released.
 TEST_F(Story, AStepThatIsBeingReleasedIsNotCommitted) {
   StartNodes(3);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -274,8 +274,8 @@ TEST_F(Story, AStepThatIsBeingReleasedIsNotCommitted) {
   EXPECT_EQ(Wait(1, 3, 0, Level::kCommitted).code(), Code::kAborted);
 }
 
-// Without tokens: a hello crosses a stuck link and arrives when its process is long dead and the
-// next launch has begun. It takes no seat for good, and ends no incarnation.
+// Without tokens: a hello crosses a stuck link and arrives when its process is long dead and the next launch
+// has begun. It does not keep a rank's place, and ends no incarnation.
 TEST_F(Story, ALateHelloOfTheDeadEndsNoIncarnation) {
   named_incarnations_ = false;
   StartNodes(3);
@@ -284,7 +284,7 @@ TEST_F(Story, ALateHelloOfTheDeadEndsNoIncarnation) {
   AddRank(1, 1, 2, 1);
   RankOf(1, 1).Hello(5 * kSecond, [](const Status&) {});
   cluster_->RunFor(50 * kMs);
-  cluster_->network().HealLinks();  // what its node says later overtakes the hello
+  cluster_->network().HealLinks();  // later messages of its node overtake the hello
   RankOf(1, 1).Close();
   StartWorld(2, {0, 2});
   const Incarnation incarnation = IncarnationOf(2);
@@ -293,7 +293,7 @@ TEST_F(Story, ALateHelloOfTheDeadEndsNoIncarnation) {
   SaveEverywhere(2, 1);
 }
 
-// The same, and the seat is still free when the dead one's hello comes: the living rank gets it.
+// The same, but the place is still free when the dead process's hello arrives. The living rank gets it.
 TEST_F(Story, ALateHelloOfTheDeadKeepsNobodyOut) {
   named_incarnations_ = false;
   StartNodes(3);
@@ -313,13 +313,13 @@ TEST_F(Story, ALateHelloOfTheDeadKeepsNobodyOut) {
   SaveEverywhere(2, 1);
 }
 
-// Without tokens: a rank is admitted and dies before it hears so, while another one on its node, which has died
-// too, had asked for a step to restore that may take a minute. The next world, of another size, need not wait for that.
+// Without tokens: a rank is admitted and dies before it gets the answer. Another rank on its node, which has
+// died, too, had asked for `latest` with a timeout of a minute. The next incarnation need not wait for that.
 TEST_F(Story, AQuestionOfTheDeadKeepsNoSeatTaken) {
   named_incarnations_ = false;
   StartNodes(3);
   ASSERT_EQ(LeaderHost(), 0u);
-  LoseHost(2);  // whose shards the first rank waits for
+  LoseHost(2);  // the first rank waits for its shards
   ASSERT_TRUE(Until([&] { return cluster_->host(1).view.members.size() == 2; })) << Trouble();
   for (const Rank rank : {0u, 1u}) AddRank(1, rank, 3, 1);
   ASSERT_TRUE(Hello(1, 0).ok()) << Trouble();
@@ -333,8 +333,8 @@ TEST_F(Story, AQuestionOfTheDeadKeepsNoSeatTaken) {
   EXPECT_NE(IncarnationOf(2), IncarnationOf(1));
 }
 
-// The leader is lost, and only it knew which step the incarnation restores, just when the first rank has been
-// told. The ranks that ask later are told the same step, or none.
+// The leader is lost when the first rank has been told which step the incarnation restores. The ranks that
+// ask later are told the same step.
 TEST_F(Story, TheStepToRestoreOutlivesItsLeader) {
   StartNodes(4);
   StartWorld(1);
@@ -359,8 +359,9 @@ TEST_F(Story, TheStepToRestoreOutlivesItsLeader) {
   for (Rank rank = 1; rank < 4; ++rank) EXPECT_EQ(Latest(2, rank), first);
 }
 
-// Every daemon is restarted: of the incarnation its ranks are in nothing is left but the number. What it restores
-// nobody can say any more, so its ranks are told none, rather than two of them two; the next incarnation restores.
+// Every daemon is restarted, so only the number of the ranks' incarnation survives. No node knows which step
+// it restores. So its ranks are told no step, because two of them might get two. The next incarnation
+// restores.
 TEST_F(Story, OfAnIncarnationThatNobodyRemembersNoRankIsToldAStep) {
   StartNodes(2);
   StartWorld(1);

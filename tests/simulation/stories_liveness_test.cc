@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Failure stories, told one by one: what must go on after trouble has ended.
+// Failure stories about liveness: what must work again after the faults have ended.
 #include "tests/simulation/story.h"
 
 namespace ropeteam::simulation {
@@ -8,7 +8,7 @@ namespace {
 
 class GoesOn : public Story {
  protected:
-  // A step that all ranks of the launch save is committed within so many attempts, one a second.
+  // Whether a step that all ranks of the launch save is committed within this many attempts, one per second.
   bool CommitsAgain(uint64_t launch, Step step, int attempts = 40) {
     for (int attempt = 0; attempt < attempts; ++attempt, ++step) {
       bool saved = true;
@@ -29,7 +29,7 @@ class GoesOn : public Story {
     }
     return false;
   }
-  // These hosts hear neither the others nor a coordinator, and are not heard.
+  // Cuts these hosts off from the others and from both coordinators, in both directions.
   void CutOff(const std::vector<size_t>& hosts) {
     Isolate(hosts, false, 60 * kSecond);
     for (const size_t host : hosts) {
@@ -37,7 +37,8 @@ class GoesOn : public Story {
       cluster_->network().Cut(kSecondCoordinatorHost, host, cluster_->now() + 60 * kSecond);
     }
   }
-  // Whoever is not registered asks and is told, again and again: a daemon that was refused begins again.
+  // Tells all daemons the coordinator's new address until all are registered: a refused daemon starts again
+  // and needs it again.
   void AllFollow() {
     for (int i = 0; i < 40 && !cluster_->AllInOneView(); ++i) {
       for (size_t host = 0; host < cluster_->host_count(); ++host)
@@ -60,8 +61,8 @@ class GoesOn : public Story {
   std::string last_;
 };
 
-// The arenas are as large as the bill says. A daemon is away for so long that its copies are made again on the
-// others, and comes back with its own.
+// The arenas have the memory of promise 8. A daemon is away for so long that its copies are made again on
+// other nodes, and comes back with its own.
 TEST_F(GoesOn, ADaemonComesBackAfterItsCopiesWereMadeAgain) {
   lengths_ = {4096};
   StartNodes(3, 1, 12);
@@ -76,7 +77,7 @@ TEST_F(GoesOn, ADaemonComesBackAfterItsCopiesWereMadeAgain) {
   EXPECT_TRUE(CommitsAgain(1, 100)) << Held();
 }
 
-// The same, and the launcher starts the world again.
+// The same, and the launcher restarts all ranks.
 TEST_F(GoesOn, ADaemonComesBackAndTheWorldIsRestarted) {
   lengths_ = {4096};
   StartNodes(3, 1, 12);
@@ -92,8 +93,8 @@ TEST_F(GoesOn, ADaemonComesBackAndTheWorldIsRestarted) {
   EXPECT_TRUE(CommitsAgain(2, 100)) << Held();
 }
 
-// The world is restarted with its ranks on other nodes, and each reads its shard there. The arenas are as docs/recovery.md
-// advises: the bill of 12 chunks, and a third of it more.
+// The ranks are restarted on other nodes, and each reads its shard there. The arenas are as docs/recovery.md
+// advises: the 12 chunks of promise 8, and a third more.
 TEST_F(GoesOn, RanksChangeNodesAndRestore) {
   lengths_ = {4096};
   StartNodes(4, 1, 16);
@@ -113,8 +114,8 @@ TEST_F(GoesOn, RanksChangeNodesAndRestore) {
   EXPECT_TRUE(CommitsAgain(3, 200)) << Held();
 }
 
-// A node is given a copy by a rank of an incarnation that it has not heard of, and the nodes that have are lost. A
-// rank of the previous incarnation asks what is latest: it is told that its incarnation is a former one.
+// A node gets a copy of a rank whose incarnation it does not know, and the nodes that know it are lost. A
+// rank of the previous incarnation asks for `latest`. It is told that its incarnation is over.
 TEST_F(GoesOn, AHolderThatHasNotHeardOfAnIncarnationHasAStepOfIt) {
   StartNodes(4);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -135,8 +136,8 @@ TEST_F(GoesOn, AHolderThatHasNotHeardOfAnIncarnationHasAStepOfIt) {
   cluster_->StartHost(2);
 }
 
-// The coordinator moves while half of the hosts hear nobody. The others find it; the cut ones come later, are refused, and
-// join again with what they hold.
+// The coordinator moves while half of the hosts are cut off. The others find it. The cut ones come later, are
+// refused, and join again with their copies.
 TEST_F(GoesOn, TheCoordinatorMovesWhileMembersAreCutOff) {
   StartNodes(4);
   StartWorld(1);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Failure stories, told one by one: where copies lie, what chunks cost and when they come back.
-// What each is about stands in its first lines; that nothing else goes wrong meanwhile (bytes, copies, chunks
-// with two users, unanswered calls) the Checker sees to.
+// Failure stories of memory: where copies are, how many chunks they need, and when chunks are free again. The
+// comment before each story says what it is about. The Checker finds everything else that goes wrong (bytes,
+// copies, chunks with two users, unanswered calls).
 #include "tests/simulation/story.h"
 
 namespace ropeteam::simulation {
 namespace {
 
-// The arena is full: save_begin says what is needed, free and the limit, before a byte is copied; training
-// goes on; latest is untouched; and a save that fits goes through.
+// The arena is full. Before a byte is copied, save_begin reports how much is needed, how much is free, and
+// the limit. Training continues, `latest` stays, and a save that fits succeeds.
 TEST_F(Story, ArenaIsFull) {
   lengths_ = {4 * 4096};
   StartNodes(2, 1, 32);  // three steps of two shards of five chunks, and two chunks
@@ -31,7 +31,7 @@ TEST_F(Story, ArenaIsFull) {
   EXPECT_EQ(LatestStep(1, 0), 5u);
 }
 
-// What was fetched to be read makes room for a save, but not for one that would be refused all the same.
+// A fetched copy is evicted for a save, but not for one that would be refused nevertheless.
 TEST_F(Story, ARefusedSaveEvictsNothing) {
   lengths_ = {4096};
   StartNodes(3, 1, 64);
@@ -53,8 +53,8 @@ TEST_F(Story, ARefusedSaveEvictsNothing) {
   EXPECT_FALSE(Holds(0, fetched));
 }
 
-// Ranks are refused one step each, in turn, until no arena has room for another shard. None of those steps
-// can ever be complete; a step that all of them save must find room nevertheless.
+// Ranks save alternate steps until no arena has room for another shard. None of those steps can ever be
+// complete. Nevertheless a step that all ranks save must find room.
 TEST_F(Story, StepsThatCannotBeCompleteDoNotFillTheArenaForEver) {
   lengths_ = {2 * 4096};
   StartNodes(2, 1, 24);
@@ -80,9 +80,9 @@ TEST_F(Story, StepsThatCannotBeCompleteDoNotFillTheArenaForEver) {
   EXPECT_TRUE(Wait(1, step, 0, Level::kCommitted).ok());
 }
 
-// The path between two nodes is cut while training goes on: nothing is replicated, and both arenas fill with
-// steps that wait for it. When the path is back there is no room for a single replica; the newest steps must
-// get it nevertheless.
+// The network between two nodes is cut while training continues. Nothing is replicated, and both arenas fill
+// with steps that wait for replication. After that there is no room for a single replica. Nevertheless the
+// newest steps must be replicated.
 TEST_F(Story, ArenasFullOfWaitingStepsRecover) {
   lengths_ = {2 * 4096};
   StartNodes(2, 1, 40);
@@ -102,8 +102,8 @@ TEST_F(Story, ArenasFullOfWaitingStepsRecover) {
   SaveEverywhere(1, step);
 }
 
-// A rank loses its daemon in the middle of a save, while another node is away. Its arena still has the step before, so
-// nothing was lost there: the step it did not save is known to be hopeless, and does not fill the others' arenas.
+// A rank's daemon dies before the rank saves a step, while another node is away. Its arena still has the step
+// before, so nothing was lost there. So the step can never be complete, and does not fill the other arenas.
 TEST_F(Story, AStepThatADaemonsEndHasBrokenOffGoesWhileAnotherNodeIsAway) {
   StartNodes(4);
   LoseHost(3);
@@ -120,10 +120,10 @@ TEST_F(Story, AStepThatADaemonsEndHasBrokenOffGoesWhileAnotherNodeIsAway) {
   EXPECT_TRUE(Until([&] { return !Holds(1, ShardOf(1, 2, 1)) && !Holds(2, ShardOf(1, 2, 2)); })) << Trouble();
 }
 
-// Node 0 is lost with its memory, and the others, which cannot reach each other, save until their arenas are full.
-// Then the world ends, and an empty node 0 fills with copies of those steps. None of them can be complete without
-// rank 0, and nobody is left who could save its shard: they must not keep the committed step from getting its
-// second copy.
+// Node 0 is lost with its memory, and the others, which cannot reach each other, save until their arenas are
+// full. Then all ranks end, and the empty node 0 fills with copies of those steps. None of them can be
+// complete without rank 0, which cannot save its shard any more. They must not keep the committed step from
+// getting its second copy.
 TEST_F(Story, StepsThatNobodyCanCompleteMakeRoomForTheCommittedOne) {
   lengths_ = {2 * 4096};
   StartNodes(3, 1, 24);
@@ -153,7 +153,7 @@ TEST_F(Story, StepsThatNobodyCanCompleteMakeRoomForTheCommittedOne) {
   EXPECT_TRUE(Until([&] { return copies(0) >= 2 && copies(1) >= 2 && copies(2) >= 2; }, 30 * kSecond)) << Trouble();
 }
 
-// Ranks on nodes that do not begin at 0, and five nodes in pairs: one group of three.
+// Ranks are on nodes that do not begin at 0. Five nodes in pairs have one group of three.
 TEST_F(Story, GroupsThatDoNotStartAtNodeZero) {
   StartNodes(5);
   StartWorld(1, {2, 3, 4});
@@ -170,7 +170,7 @@ TEST_F(Story, GroupsThatDoNotStartAtNodeZero) {
   for (Rank rank = 0; rank < 3; ++rank) EXPECT_TRUE(Read(2, rank, 1, rank).ok());
 }
 
-// N not divisible by R + 1: every node's loss, and the loss of any R, is survived.
+// N is not divisible by R + 1. The loss of any R nodes is survived.
 TEST_F(Story, NodesNotDivisibleByGroupSize) {
   for (size_t first = 0; first < 7; ++first) {
     const size_t second = (first + 1 + first % 5) % 7;
@@ -192,7 +192,7 @@ TEST_F(Story, NodesNotDivisibleByGroupSize) {
   }
 }
 
-// Copies do not all lie in the failure domain of their saver when there is another.
+// Not all copies are in the failure domain of their saver if there is another domain.
 TEST_F(Story, RackIsLost) {
   StartNodes(8, 1, 128, 2);
   StartWorld(1);
@@ -202,8 +202,8 @@ TEST_F(Story, RackIsLost) {
   EXPECT_TRUE(cluster_->checker().Producible(StepIn(1, 1)));
 }
 
-// Shards of no object, of empty objects, of a byte, of exactly a chunk, of a chunk and a byte, of 3 MiB and a
-// byte; each costs the chunks it needs and no more.
+// Shards with no object, with empty objects, of a byte, of exactly a chunk, of a chunk and a byte, of 3 MiB
+// and a byte. Each takes the chunks that it needs and no more.
 TEST_F(Story, ShardsOfEverySize) {
   const std::vector<std::vector<uint64_t>> shapes = {{},     {0},    {0, 0, 0},          {1},
                                                      {4096}, {4097}, {0, 1, 63, 64, 65}, {(3ull << 20) + 1}};
@@ -233,7 +233,7 @@ TEST_F(Story, TenThousandObjectsInAShard) {
   EXPECT_TRUE(Read(1, 1, 1, 0).ok());
 }
 
-// A rank that has little pays little, whatever the others have.
+// A small shard takes few chunks, whatever the size of the others.
 TEST_F(Story, UnevenShardsCostTheirOwnSize) {
   StartNodes(2, 1, 256);
   StartWorld(1);
@@ -246,8 +246,8 @@ TEST_F(Story, UnevenShardsCostTheirOwnSize) {
   EXPECT_EQ(ChunkCount(cluster_->host(1).store->Find(ShardOf(1, 1, 0))->extents), 65u);
 }
 
-// A rank dies with puts of its chunks under way over a link that is stuck. Its chunks are not given to the
-// next save while the fabric still reads them; afterwards they are.
+// A rank dies while puts of its chunks wait on a stuck link. The chunks are not granted to the next save
+// while the fabric still reads them. Afterwards they are free.
 TEST_F(Story, BuffersComeBackOnlyWhenQuiescent) {
   lengths_ = {6 * 4096};
   StartNodes(2, 1, 32);
@@ -267,7 +267,7 @@ TEST_F(Story, BuffersComeBackOnlyWhenQuiescent) {
   cluster_->RunFor(1 * kMs);
   cluster_->on_transfer = nullptr;
   ASSERT_TRUE(Hello(1, 0).ok());
-  // Whatever is granted now is checked for transfers on it.
+  // The Checker looks for transfers on every chunk that is granted now.
   for (Step step = 2; step < 6; ++step) {
     const Status status = Save(1, step, 0);
     EXPECT_TRUE(status.ok() || status.code() == Code::kNoSpace) << status.ToString();
@@ -279,7 +279,7 @@ TEST_F(Story, BuffersComeBackOnlyWhenQuiescent) {
   }));
 }
 
-// A view stays readable while newer steps retire its step; its chunks come back when it is closed.
+// A view stays readable while newer steps retire its step. Its chunks are freed when it is closed.
 TEST_F(Story, ReadersKeepWhatTheyRead) {
   lengths_ = {2 * 4096};
   StartNodes(2);
@@ -296,8 +296,8 @@ TEST_F(Story, ReadersKeepWhatTheyRead) {
   EXPECT_TRUE(Until([&] { return Checker::AtRest(cluster_->host(0)); }));
 }
 
-// A restarted daemon allocates around what it has sealed: many saves and restarts, and no two shards share
-// bytes.
+// A restarted daemon does not allocate chunks of sealed shards: after many saves and restarts no two shards
+// share bytes.
 TEST_F(Story, FreeListOfARestartedDaemonComesFromItsTable) {
   StartNodes(2, 1, 96);
   StartWorld(1);
@@ -314,7 +314,7 @@ TEST_F(Story, FreeListOfARestartedDaemonComesFromItsTable) {
   }
 }
 
-// What an aborted save has left behind is not taken for the next one's of the same step.
+// Leftovers of an aborted save are not used for the next save of the same step.
 TEST_F(Story, AbortedSaveLeavesNothingToTheNext) {
   lengths_ = {5 * 4096};
   StartNodes(2);
@@ -330,7 +330,7 @@ TEST_F(Story, AbortedSaveLeavesNothingToTheNext) {
   EXPECT_TRUE(Read(1, 1, 1, 0).ok());
 }
 
-// The same step saved twice is refused; another number of ranks reads what the first world saved.
+// A second save of the same step is refused. Another number of ranks reads the shards of the former ranks.
 TEST_F(Story, ReshardingReadsEveryRanksShard) {
   StartNodes(4);
   StartWorld(1);
@@ -342,9 +342,9 @@ TEST_F(Story, ReshardingReadsEveryRanksShard) {
     for (Rank rank = 0; rank < 4; ++rank) EXPECT_TRUE(Read(2, reader, 1, rank).ok());
 }
 
-// A put fails with bytes of it still on their way, and the message about that is lost. A repeated grant tells the
-// source that the holder still keeps the chunks: they are given back, and not used before the bytes have
-// come.
+// A put fails while some of its bytes are in flight, and the message about that is lost. A repeated grant
+// tells the source that the holder still keeps the chunks. They are released, but not used before the bytes
+// have landed.
 TEST_F(Story, ALateWriteOfAFailedPutHitsNobody) {
   lengths_ = {6 * 4096};
   StartNodes(2);
@@ -358,7 +358,7 @@ TEST_F(Story, ALateWriteOfAFailedPutHitsNobody) {
   cluster_->on_transfer = [&](const Transfer& transfer) {
     if (transfer.initiator != 1) return;
     cluster_->on_transfer = nullptr;
-    // When all puts are under way, until the last of them has failed.
+    // From when all puts are in flight until the last of them has failed.
     cluster_->scheduler().After(1 * kMs, [&] { cluster_->network().Cut(1, 0, cluster_->now() + 4 * kMs); });
   };
   ASSERT_TRUE(Save(1, 2, 1).ok());
@@ -369,8 +369,8 @@ TEST_F(Story, ALateWriteOfAFailedPutHitsNobody) {
   cluster_->RunFor(2 * kSecond);
 }
 
-// What a save has in a GPU's memory is put from there, and that memory is its owner's again only when no put
-// reads it any more, however long one takes: the Checker sees to the latter.
+// A save in a GPU's memory is put from there. Its owner may use that memory again only when no put reads it
+// any more, however long a put takes. The Checker checks that.
 TEST_F(Story, DeviceMemoryIsGivenBackWhenNoPutReadsIt) {
   lengths_ = {6 * 4096};
   options_.network.device_refused_ppm = 0;
@@ -395,7 +395,7 @@ TEST_F(Story, DeviceMemoryIsGivenBackWhenNoPutReadsIt) {
   EXPECT_EQ(BadIn(Verify(1)), 0u);
 }
 
-// A card that cannot read device memory costs nothing but the shorter way.
+// If the card cannot read device memory, the save succeeds by way of the arena.
 TEST_F(Story, DeviceMemoryThatNoCardCanReadIsSavedAllTheSame) {
   lengths_ = {6 * 4096};
   options_.network.device_refused_ppm = kMillion;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stories of a policy that ranks set: how often a step is due, and how many are kept, whichever node dies meanwhile.
+// Stories of a policy that ranks set: how often a step is persisted, how many are kept, also if a node dies.
 #include "tests/simulation/story.h"
 
 namespace ropeteam::simulation {
@@ -8,7 +8,7 @@ namespace {
 
 class PolicyStory : public Story {
  protected:
-  // Where the daemons' flags say nothing, but what a test adds.
+  // Without flags of the daemons, except those that a test adds.
   void StartStored(uint32_t nodes) {
     options_.storage.used = true;
     options_.storage.persist_every = 0;
@@ -33,7 +33,7 @@ class PolicyStory : public Story {
   void AwaitNextLeader() {
     ASSERT_TRUE(Until([&] { return LeaderHost() != SIZE_MAX; })) << Trouble();
   }
-  // Every daemon is restarted over its memory, and ranks connect again.
+  // Restarts every daemon over its memory. Then the ranks connect again.
   void RestartAllDaemons(uint64_t launch) {
     for (size_t host = 0; host < cluster_->host_count(); ++host) cluster_->CrashDaemon(host);
     cluster_->RunFor(3 * kSecond);
@@ -100,7 +100,7 @@ TEST_F(PolicyStory, TheNextLeaderKnowsIt) {
   EXPECT_TRUE(BecomesStored(2)) << Trouble();
 }
 
-// Its announcements reach nobody, so the rank has not been told; the question goes to the next one.
+// The leader's announcements are lost, so the rank gets no answer. The question goes to the next leader.
 TEST_F(PolicyStory, ALeaderDiesBetweenTheCallAndTheAcknowledgement) {
   StartStored(4);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -118,7 +118,7 @@ TEST_F(PolicyStory, ALeaderDiesBetweenTheCallAndTheAcknowledgement) {
   EXPECT_TRUE(BecomesStored(2));
 }
 
-// Nothing is deleted by what the incarnation before has said.
+// Nothing is deleted because of the former incarnation's policy.
 TEST_F(PolicyStory, ARankThatRestartsWithAnotherValue) {
   StartStored(3);
   StartWorld(1);
@@ -145,7 +145,7 @@ TEST_F(PolicyStory, ARankOfAnOlderIncarnationSetsNothing) {
   EXPECT_TRUE(BecomesStored(3));
 }
 
-// The rank of the next incarnation is not told that four steps stay while all but one are being deleted.
+// A rank of the next incarnation must not be told that four steps stay while all but one are being deleted.
 TEST_F(PolicyStory, DeletionsThatWereBegunByAnotherValueEndFirst) {
   StartStored(3);
   StartWorld(1, {1, 2});
@@ -163,7 +163,7 @@ TEST_F(PolicyStory, DeletionsThatWereBegunByAnotherValueEndFirst) {
   EXPECT_TRUE(BecomesStored(4));
 }
 
-// No daemon remembers it: nothing is deleted until the ranks, which do, are back.
+// No daemon remembers the policy. Nothing is deleted until the ranks, which remember it, are back.
 TEST_F(PolicyStory, ARankSaysItAgainToDaemonsThatWereRestarted) {
   StartStored(3);
   StartWorld(1);

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Schedules that broke the promise that a committed step survives the loss of any R nodes, told one by one. Each
-// says first what went wrong. The Checker watches for everything else.
+// Schedules that once broke the promise that a committed step survives the loss of any R nodes. The comment
+// before each one says what went wrong. The Checker finds everything else.
 #include "core/store/format.h"
 #include "tests/simulation/story.h"
 
 namespace ropeteam::simulation {
 namespace {
 
-// A node loses the coordinator, not its peers, in the middle of a long save. Its holder drops it, frees the
-// quarantined chunks and seals another shard in them. On a fabric that does not fence, the node's next puts went
-// into that shard.
+// In the middle of a long save a node loses the coordinator, but not its peers. Its holder disconnects it,
+// frees the quarantined chunks and seals another shard in them. On a fabric that does not fence, the node's
+// next puts wrote into that shard.
 TEST_F(Story, ANodeThatWasDeclaredDeadWritesNothingAnyMore) {
   lengths_ = {8 * 4096};
   StartNodes(3, 1, 64);
   StartWorld(1);
   const size_t zombie = LeaderHost() == 2 ? 1 : 2;
   size_t holder = SIZE_MAX;
-  uint64_t reused = 0;  // where the zombie's first put went
+  uint64_t reused = 0;  // remote offset of the zombie's first put
   cluster_->on_transfer = [&](const Transfer& transfer) {
     if (transfer.get || transfer.initiator != zombie || holder != SIZE_MAX) return;
     holder = transfer.target;
@@ -45,9 +45,9 @@ TEST_F(Story, ANodeThatWasDeclaredDeadWritesNothingAnyMore) {
   EXPECT_FALSE(cluster_->checker().failed()) << Trouble();
 }
 
-// R = 1, K = 1. The links between two nodes, each the other's holder, are slow; another rank reads both shards. The
-// step was committed on the copies that were fetched to be read, and the step before was released. Memory is wanted,
-// a fetched copy goes, its owner's host is lost: both steps were gone.
+// R = 1, K = 1. The links between two nodes, each the other's holder, are slow. Another rank reads both
+// shards. The step was committed because of the copies that were fetched for reading, and the step before was
+// released. Then a fetched copy was evicted and its owner's host was lost. Both steps were gone.
 TEST_F(Story, ACacheIsNotCountedTowardsTheCommit) {
   lengths_ = {4096};
   options_.keep_steps = 1;
@@ -75,8 +75,8 @@ TEST_F(Story, ACacheIsNotCountedTowardsTheCommit) {
   RestoreEverywhere(2, committed ? 2 : 1);
 }
 
-// While a replica arrives slowly its node reads the same shard from another holder: it is sealed as a cache first.
-// The replica that then found it there was acknowledged, and counted, and stayed a cache that may be evicted.
+// While a replica arrives slowly, its node reads the same shard from another holder and seals it as a cache.
+// The replica then found that copy, was acknowledged and counted, but remained a cache that may be evicted.
 TEST_F(Story, AReplicaThatFindsACacheMakesItAReplica) {
   lengths_ = {4 * 4096};
   StartNodes(3, 2, 128);
@@ -105,8 +105,8 @@ TEST_F(Story, AReplicaThatFindsACacheMakesItAReplica) {
   EXPECT_TRUE(Wait(1, 2, rank, Level::kCommitted).ok());
 }
 
-// A leader and another node are cut off from the coordinator and the rest. They have a world to themselves, and
-// the leader went on announcing commits while the other side began an incarnation that knows nothing of them.
+// A leader and another node, which have all ranks, are cut off from the coordinator and the rest. The leader
+// continued to announce commits, while the other side began an incarnation that did not know of them.
 TEST_F(Story, ALeaderThatIsCutOffCommitsNothing) {
   StartNodes(4);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -118,7 +118,7 @@ TEST_F(Story, ALeaderThatIsCutOffCommitsNothing) {
     ASSERT_TRUE(Save(1, 2, rank).ok()) << "a save is local without a lease";
   EXPECT_EQ(Wait(1, 2, 0, Level::kCommitted, kSecond).code(), Code::kDeadlineExceeded);
   StartWorld(2, {2, 3});
-  // Nor does the coordinator's side go on from what it has: the other two may know of a commit.
+  // The coordinator's side must not restore what it has, either: the other two may know of a commit.
   const Status latest = AskLatest(2, 0, kSecond);
   EXPECT_EQ(latest.code(), Code::kDeadlineExceeded) << latest.ToString();
   EXPECT_NE(latest.message().find("2 of 4 nodes are here"), std::string::npos) << latest.message();
@@ -127,12 +127,12 @@ TEST_F(Story, ALeaderThatIsCutOffCommitsNothing) {
   StopWorld(1);
   StopWorld(2);
   StartWorld(3, {0, 1});
-  RestoreEverywhere(3, 2);  // not committed, but whole
+  RestoreEverywhere(3, 2);  // not committed, but complete
 }
 
-// Node 0 and its coordinator are merely out of reach when another coordinator is started for the other half. Each half has
-// leases, a leader and a world. The first half commits; the other must not go on from what was there before, whichever of
-// the two coordinators stays.
+// Node 0 and its coordinator are only unreachable when another coordinator is started for the other half.
+// Each half has leases, a leader and ranks. The first half commits. The other must not restore an older step,
+// whichever of the two coordinators stays.
 TEST_F(Story, OfTwoCoordinatorsOneSideWaits) {
   StartNodes(4);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -153,9 +153,9 @@ TEST_F(Story, OfTwoCoordinatorsOneSideWaits) {
   RestoreEverywhere(3, 2);
 }
 
-// An incarnation restores step 1 while the node that has the missing shard of step 2 is away. The next incarnation begins,
-// and its leader is lost before any rank asks what it restores: the leader that followed knew of no choice, and committed
-// step 2 when that node was back.
+// An incarnation restores step 1 while the node with the missing shard of step 2 is away. The next
+// incarnation begins, and its leader is lost before a rank asks for `latest`. The next leader did not know of
+// the choice, and committed step 2 when that node was back.
 TEST_F(Story, WhatTheWorldHasLeftBehindIsNotCommittedUnderTheNextIncarnation) {
   StartNodes(3);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -181,16 +181,17 @@ TEST_F(Story, WhatTheWorldHasLeftBehindIsNotCommittedUnderTheNextIncarnation) {
   ASSERT_EQ(LeaderHost(), 1u);
   const auto copies = [&](Rank rank) { return HoldersBeside(SIZE_MAX, ShardOf(1, 2, rank)).size(); };
   ASSERT_TRUE(Until([&] { return copies(0) >= 2 && copies(1) >= 2 && copies(2) >= 2; })) << Trouble();
-  cluster_->RunFor(1 * kSecond);  // the Checker sees what is committed
+  cluster_->RunFor(1 * kSecond);  // the Checker fails if step 2 is committed
 }
 
-// A world restarts while a node has died and is still in the view: it alone had a shard of the newest step, which
-// was chosen, told to no rank, and never chosen again: no rank of the incarnation was ever told what to restore.
+// The ranks restart while a node has died but is still in the view. It alone had a shard of the newest step.
+// That step was chosen, was told to no rank, and the choice was never repeated. So no rank was ever told what
+// to restore.
 TEST_F(Story, AStepThatNobodyWasToldIsChosenAgain) {
   StartNodes(4);
   ASSERT_EQ(LeaderHost(), 0u);
   StartWorld(1, {1, 2, 3});
-  EXPECT_EQ(LatestStep(1, 0), 0u);  // what an incarnation was told binds it alone
+  EXPECT_EQ(LatestStep(1, 0), 0u);  // this choice is only for this incarnation
   SaveEverywhere(1, 1);
   cluster_->network().Clog(3, 2, cluster_->now() + 60 * kSecond);
   for (Rank rank = 0; rank < 3; ++rank) ASSERT_TRUE(Save(1, 2, rank).ok());
@@ -203,8 +204,9 @@ TEST_F(Story, AStepThatNobodyWasToldIsChosenAgain) {
   RestoreEverywhere(2, 1);
 }
 
-// A daemon is started with other settings than the job's. It joined, and its shards counted as replicated without
-// any copy. Named by its user they are refused, both values named; defaults give way to the job's.
+// A daemon is started with other settings than the job's. It joined, and its shards counted as replicated
+// without any copy. Now settings of the user are refused with an error that names both values. Defaults are
+// replaced by the job's.
 TEST_F(Story, ANodeWithOtherSettingsIsRefused) {
   StartNodes(3);
   cluster_->CrashDaemon(2);
@@ -226,8 +228,8 @@ TEST_F(Story, ANodeWithOtherSettingsIsRefused) {
   EXPECT_EQ(HoldersBeside(2, ShardOf(1, 1, 2)).size(), 1u);
 }
 
-// A rank of a named incarnation is opened on another node and saves other bytes under the same name. The two shards
-// were counted as each other's copies, and the step was committed with one copy of either.
+// A rank of an incarnation with a token is opened on another node, and saves other bytes under the same name.
+// The two shards were counted as copies of each other, and the step was committed with one copy of each.
 TEST_F(Story, OtherBytesUnderTheSameNameAreNoCopy) {
   lengths_ = {3 * 4096};
   StartNodes(4);
@@ -247,14 +249,14 @@ TEST_F(Story, OtherBytesUnderTheSameNameAreNoCopy) {
   const Content other = MakeContent(shape, 99, 1, 0, lengths_);
   ASSERT_TRUE(Sync([&](Client::StatusDone done) { RankOf(1, 0).Save(1, other, {}, std::move(done)); }).ok());
   EXPECT_EQ(Wait(1, 1, 0, Level::kCommitted, kSecond).code(), Code::kDeadlineExceeded);
-  // The owner's bytes win; they get their copies, also where the others were.
+  // The owner's bytes are kept and get their copies, also on the node that had the other bytes.
   EXPECT_TRUE(Wait(1, 1, 0, Level::kCommitted, 10 * kSecond).ok());
   EXPECT_TRUE(Read(1, 1, 1, 0).ok());
   EXPECT_EQ(BadIn(Verify(1)), 0u);
 }
 
-// The same, but the step is committed while the other bytes are being saved, and their node hears of the commit before
-// the leader hears of them: they were marked as committed, and the rank was told so.
+// The same, but the step is committed while the other bytes are being saved. Their node learns of the commit
+// before the leader learns of the bytes. They were marked as committed, and the rank was told COMMITTED.
 TEST_F(Story, OtherBytesThatTheLeaderHasNotComparedAreNotMarked) {
   lengths_ = {3 * 4096};
   StartNodes(5);
@@ -268,7 +270,7 @@ TEST_F(Story, OtherBytesThatTheLeaderHasNotComparedAreNotMarked) {
   cluster_->RunFor(100 * kMs);
   AddRank(1, 0, 2, elsewhere);
   ASSERT_TRUE(Hello(1, 0).ok());
-  // What that host says does not reach the leader for a while; what the leader says reaches the host.
+  // Messages of that host to the leader are delayed for a while. Messages of the leader arrive.
   cluster_->network().Clog(elsewhere, 0, cluster_->now() + 500 * kMs);
   ContentShape shape = options_.job.content;
   shape.chunk_bytes = options_.chunk_bytes;
@@ -284,10 +286,10 @@ TEST_F(Story, OtherBytesThatTheLeaderHasNotComparedAreNotMarked) {
             Code::kAlreadyExists);
 }
 
-// Bits flip in the arena's table where nothing is published. The next seal there ended the daemon.
+// Bits flip in free slots of the arena's table. The next seal in such a slot ended the daemon.
 TEST_F(Story, FlippedBitsInFreeSlotsEndNoDaemon) {
   lengths_ = {2 * 4096};
-  invariants_ppm_ = 0;  // the table differs from what the daemon knows, until it is written again
+  invariants_ppm_ = 0;  // the table differs from the daemon's copy until it is rewritten
   StartNodes(2, 1, 32);
   StartWorld(1);
   SaveEverywhere(1, 1);
@@ -334,7 +336,8 @@ TEST_F(Story, ACoordinatorThatReturnsAloneStartsNobodyOver) {
   SaveEverywhere(1, 2);
 }
 
-// Two members lost each other, and never met again: nothing was replicated between them for the rest of the job.
+// Two members lost their link, and it was never re-established. Nothing was replicated between them for the
+// rest of the job.
 TEST_F(Story, TwoNodesThatLostEachOtherMeetAgain) {
   options_.network.link_lost_ppm = kMillion;
   StartNodes(4);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stories of steps that end every world that restores them: what counts, when an older step is offered, and that this
-// outlives leaders and memory.
+// Stories of steps after whose restore every incarnation ends: what counts, when an older step is offered,
+// and that this survives the loss of leaders and memory.
 #include "tests/simulation/story.h"
 
 namespace ropeteam::simulation {
@@ -11,7 +11,7 @@ class QuarantineStory : public Story {
  protected:
   QuarantineStory() { options_.restores_max = 3; }
 
-  // Three nodes; the first world has committed steps 1 and 2 and has ended.
+  // Three nodes. The first launch has committed steps 1 and 2, and has ended.
   void StartWithTwoSteps(bool storage = false) {
     options_.storage.used = storage;
     options_.storage.persist_every = storage ? 1 : 0;
@@ -24,14 +24,14 @@ class QuarantineStory : public Story {
     }
     StopWorld(1);
   }
-  // A world that restores this step and ends.
+  // All ranks restore this step, and end.
   void RestoreAndEnd(uint64_t launch, Step step) {
     StartWorld(launch);
     RestoreEverywhere(launch, step);
     StopWorld(launch);
   }
   void ExpectPassedOver(Step step) { cluster_->checker().SetQuarantined(StepIn(1, step), true); }
-  // What the world is offered, and what it would have been offered otherwise.
+  // The step that the launch is offered, and the step that was passed over.
   std::pair<Step, Step> Offered(uint64_t launch) {
     AnswerLatest offered;
     const Status status = Sync([&](Client::StatusDone done) {
@@ -68,7 +68,7 @@ class QuarantineStory : public Story {
   }
   void LoseAll() {
     for (size_t host = 0; host < cluster_->host_count(); ++host) LoseHost(host);
-    cluster_->RunFor(20 * kSecond);  // who held storage is known to be dead
+    cluster_->RunFor(20 * kSecond);  // the holder of storage is known to be dead
     for (size_t host = 0; host < cluster_->host_count(); ++host) cluster_->StartHost(host);
     AwaitOneView();
   }
@@ -84,7 +84,7 @@ TEST_F(QuarantineStory, AStepThatHasEndedThreeWorldsIsNotOfferedToTheNext) {
   EXPECT_TRUE(Reported(2).quarantined);
   EXPECT_EQ(Reported(2).restores, 3u);
   EXPECT_TRUE(Read(5, 0, 2, 0).ok()) << "by its number it can be read";
-  // The world goes on from the older step, which stays until K newer ones are there.
+  // The ranks continue from the older step, which stays until K newer ones are committed.
   SaveEverywhere(5, 3);
   cluster_->RunFor(kSecond);
   EXPECT_TRUE(Holds(0, ShardOf(1, 1, 0)));
@@ -109,12 +109,12 @@ TEST_F(QuarantineStory, ANewerCommitBeginsTheCountAgain) {
   EXPECT_EQ(Offered(8), std::pair(Step{2}, Step{3}));
 }
 
-// Asking what there is, looking at an older step, reading by number, and what people look at.
+// These do not count: `latest`, reads of an older step, reads by number, and an operator's verify.
 TEST_F(QuarantineStory, WhatIsNoRestoreDoesNotCount) {
   StartWithTwoSteps();
   for (uint64_t launch = 2; launch < 7; ++launch) {
     StartWorld(launch);
-    // By its number, before anybody has asked what to restore: an evaluation.
+    // An evaluation reads it by its number, before any rank has asked for `latest`.
     EXPECT_TRUE(Read(launch, 0, 2, 1).ok());
     EXPECT_EQ(LatestStep(launch, 0), 2u);
     EXPECT_TRUE(Read(launch, 0, 1, 0).ok());
@@ -177,7 +177,7 @@ TEST_F(QuarantineStory, OnStorageTheCountOutlivesAllMemory) {
   ASSERT_TRUE(Until([&] { return cluster_->storage().Restored(StepIn(1, 2)).quarantined; }, 60 * kSecond));
 }
 
-// The daemons were restarted and have their arenas, and storage alone knows.
+// The daemons were restarted over their arenas, and only storage knows of the quarantine.
 TEST_F(QuarantineStory, WhatStorageSaysCountsForAStepThatIsInMemoryToo) {
   StartWithTwoSteps(true);
   ASSERT_TRUE(Quarantine(2).ok());

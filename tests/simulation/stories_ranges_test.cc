@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stories of ranged reads: what is read of a shard that is not here, while its holders die or their memory goes bad. That
-// the bytes are those that were saved the Checker sees to.
+// Stories of ranged reads of a shard that is not here, while its holders die or their memory is damaged. The
+// Checker checks that the bytes are those that were saved.
 #include "tests/simulation/simulation.h"
 #include "tests/simulation/story.h"
 
@@ -10,7 +10,7 @@ namespace {
 
 class RangesStory : public Story {
  protected:
-  // Rank 0's shard of step 1 is on its own host and on one other; the reader is on neither.
+  // Rank 0's shard of step 1 is on its own host and on one other. The reader is on neither.
   void Begin() {
     StartNodes(4);
     StartWorld(1);
@@ -26,7 +26,7 @@ class RangesStory : public Story {
       });
     });
   }
-  // Ranged reads that brought bytes.
+  // Number of ranged reads that returned bytes.
   uint64_t Brought() const { return cluster_->checker().statistics().ranges; }
 
   Rank reader_ = 0;
@@ -71,7 +71,7 @@ TEST_F(RangesStory, AReaderDiesAndItsHoldersHaveTheirChunksBack) {
     }
 }
 
-// Every chunk of one holder is bad: whatever it is asked for it refuses, and repairs.
+// Every chunk of one holder is bad. It refuses every request, and repairs the chunks.
 TEST_F(RangesStory, ABadHolderGivesNothingAndRepairsItself) {
   Begin();
   const size_t chunks = cluster_->host(0).store->Find(Shard())->crcs.size();
@@ -81,7 +81,7 @@ TEST_F(RangesStory, ABadHolderGivesNothingAndRepairsItself) {
   EXPECT_TRUE(Until([&] { return cluster_->host(0).engine->Report().counters.chunks_repaired > 0; }));
 }
 
-// No holder is left that can give ranges: the shard is fetched, and what is read is right.
+// No holder can serve ranges. The shard is fetched, and the bytes are right.
 TEST_F(RangesStory, WhereRangesCannotBeHadTheShardIsFetched) {
   options_.encrypts = true;
   Begin();

@@ -14,7 +14,7 @@ class StorageStory : public Story {
     StartNodes(nodes, 1, chunks);
   }
   void AwaitPersisted(uint64_t launch, Step step) {
-    // A leader before may have died with storage held.
+    // A former leader may have died while it held storage.
     ASSERT_TRUE(Until([&] { return cluster_->storage().Has(StepIn(launch, step)); }, 60 * kSecond))
         << Trouble();
     for (const Rank rank : RanksOf(launch))
@@ -50,7 +50,7 @@ class StorageStory : public Story {
     for (const size_t host : hosts) cluster_->StartHost(host);
     AwaitOneView();
   }
-  // Hosts 2 and 3, which another coordinator had, come back empty to the first one.
+  // Hosts 2 and 3, which had another coordinator, come back without memory to the first one.
   void LoseTheOtherHalf() {
     LoseHost(2);
     LoseHost(3);
@@ -73,7 +73,7 @@ class StorageStory : public Story {
                                });
     });
   }
-  // Two nodes, three committed steps, and nothing that is begun ends.
+  // Two nodes, three committed steps, and storage that hangs.
   void HangWhileTheFirstOfThreeIsWritten() {
     StartStored(2, 0);
     StartWorld(1);
@@ -84,7 +84,7 @@ class StorageStory : public Story {
     SaveEverywhere(1, 2);
     SaveEverywhere(1, 3);
   }
-  // The incarnation of the shard that a reader of this step and rank is given; 0: it fails.
+  // The incarnation of the shard that a reader of this step and rank gets; 0: the read fails.
   Incarnation Given(uint64_t launch, Rank reader, Step step, Rank rank) {
     Incarnation given = 0;
     const Status ignored = Sync([&](Client::StatusDone done) {
@@ -109,7 +109,7 @@ TEST_F(StorageStory, APersistedStepOutlivesAllMemory) {
   RestoreEverywhere(2, 2);
 }
 
-// A rank asks for the first time what its incarnation restores when more than R nodes have lost what it saved.
+// More than R nodes have lost what the incarnation saved. Then a rank asks for the first time for `latest`.
 TEST_F(StorageStory, AnOwnStepOnStorageIsNoPin) {
   StartStored(3);
   StartWorld(1);
@@ -118,7 +118,7 @@ TEST_F(StorageStory, AnOwnStepOnStorageIsNoPin) {
   EXPECT_EQ(Latest(1, 2), StepIn(1, 1));
 }
 
-// The same where the incarnation has a pin.
+// The same, but the incarnation has a pin.
 TEST_F(StorageStory, AnOwnStepOnStorageIsNewerThanThePin) {
   StartStored(3);
   StartWorld(1);
@@ -137,7 +137,7 @@ TEST_F(StorageStory, AnOwnStepOnStorageIsNewerThanThePin) {
   EXPECT_EQ(Latest(2, 0), (StepId{incarnation, 2}));
 }
 
-// The leader dies with storage held.
+// The leader dies while it holds storage.
 TEST_F(StorageStory, TheNextLeaderTakesStorageOver) {
   StartStored(4);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -153,7 +153,7 @@ TEST_F(StorageStory, TheNextLeaderTakesStorageOver) {
   EXPECT_EQ(cluster_->storage().holder(), cluster_->host(LeaderHost()).id);
 }
 
-// The leader lives, reaches storage and no other node. It lets go of storage when its lease has run out.
+// The leader lives, and reaches storage but no other node. It releases storage when its lease has expired.
 TEST_F(StorageStory, ALeaderThatIsCutOffLetsGoOfStorage) {
   StartStored(4);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -167,7 +167,7 @@ TEST_F(StorageStory, ALeaderThatIsCutOffLetsGoOfStorage) {
   EXPECT_NE(cluster_->storage().holder(), cluster_->host(0).id);
 }
 
-// Two coordinators, each with a half.
+// There are two coordinators, each with half of the nodes.
 TEST_F(StorageStory, TheSecondOfTwoClustersIsRefusedInWords) {
   StartStored(4);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -181,7 +181,7 @@ TEST_F(StorageStory, TheSecondOfTwoClustersIsRefusedInWords) {
   EXPECT_NE(refused.message().find("host 0 writes to this storage"), std::string::npos) << refused.ToString();
   EXPECT_FALSE(cluster_->storage().Has(StepIn(2, 2)));
   SavePersisted(1, 2);
-  // The first one's end frees it.
+  // Storage is free after the first cluster has ended.
   LoseHost(0);
   LoseHost(1);
   SaveEverywhere(2, 3);
@@ -189,7 +189,7 @@ TEST_F(StorageStory, TheSecondOfTwoClustersIsRefusedInWords) {
   SavePersisted(2, 4);
 }
 
-// The former leader is stopped, and goes on when another one has storage.
+// There are two leaders, and an operator gives storage to the second one. The first one is refused.
 TEST_F(StorageStory, AnOperatorTakesStorageOver) {
   StartStored(4);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -208,7 +208,7 @@ TEST_F(StorageStory, AnOperatorTakesStorageOver) {
   SavePersisted(2, 3);
 }
 
-// Memory has a newer step, and the question chooses nothing.
+// Memory has a newer step than storage. The question pins no step.
 TEST_F(StorageStory, LatestByLevel) {
   StartStored(3, 2);
   StartWorld(1);
@@ -229,7 +229,7 @@ TEST_F(StorageStory, LatestByLevel) {
   EXPECT_EQ(LatestBy(2, Level::kLocal).code(), Code::kInvalidArgument);
 }
 
-// Two ranks of one node wait: that the first is told does not make the second one's wait end.
+// Two ranks of one node wait. Both must be answered.
 TEST_F(StorageStory, EachRankOfANodeIsToldThatTheStepIsPersisted) {
   options_.storage.request_min_us = options_.storage.request_max_us = 100 * kMs;  // both wait meanwhile
   StartStored(2, 0);
@@ -251,7 +251,7 @@ TEST_F(StorageStory, WithoutStorageNothingIsPersisted) {
   EXPECT_EQ(LatestBy(1, Level::kPersisted).code(), Code::kUnsupported);
 }
 
-// Two steps of one number.
+// Storage has two steps of one number.
 TEST_F(StorageStory, AReaderIsGivenTheStepThatItsIncarnationRestores) {
   StartStored(3);
   StartWorld(1);
@@ -278,7 +278,7 @@ TEST_F(StorageStory, AReaderIsGivenTheStepThatItsIncarnationRestores) {
   EXPECT_TRUE(other == 0 || other == newest.incarnation) << other << " former " << former.incarnation;
 }
 
-// Shards that take longer than a minute.
+// Each shard takes longer than a minute to write.
 TEST_F(StorageStory, AStepThatIsWrittenSlowlyIsFinished) {
   options_.storage.request_min_us = options_.storage.request_max_us = kSecond;  // a chunk
   lengths_ = {70 * 4096};
@@ -291,7 +291,7 @@ TEST_F(StorageStory, AStepThatIsWrittenSlowlyIsFinished) {
   EXPECT_GT(cluster_->storage().steps(), 0u);
 }
 
-// One node's mount hangs; the others can write.
+// One node's mount hangs. The others can write.
 TEST_F(StorageStory, ANodeWhoseStorageHangsIsStoodInFor) {
   StartStored(4);
   cluster_->storage().Hang(2);
@@ -304,7 +304,7 @@ TEST_F(StorageStory, ANodeWhoseStorageHangsIsStoodInFor) {
   SavePersisted(1, 2);
 }
 
-// Nobody can stand in; what was thought to have failed ends well.
+// No other node can write the shard. The work that was considered failed succeeds later.
 TEST_F(StorageStory, AShardThatIsWrittenAfterAllCounts) {
   StartStored(2);
   StartWorld(1);
@@ -318,7 +318,8 @@ TEST_F(StorageStory, AShardThatIsWrittenAfterAllCounts) {
   EXPECT_TRUE(Until([&] { return cluster_->storage().steps() != 0; }, 10 * kSecond)) << Trouble();
 }
 
-// Reading hangs on one node: another one reads, and what may still be written to is not used again before that ends.
+// A read hangs on one node, and another one reads. The chunks into which the hanging read may still write are
+// not reused before it ends.
 TEST_F(StorageStory, AReadThatHangsIsDoneByAnotherNode) {
   StartStored(3);
   StartWorld(1);
@@ -337,7 +338,7 @@ TEST_F(StorageStory, AReadThatHangsIsDoneByAnotherNode) {
   EXPECT_TRUE(Checker::AtRest(cluster_->host(1)));
 }
 
-// It hangs on the first one that stands in, too.
+// The read also hangs on the first node that replaces the reader.
 TEST_F(StorageStory, AReadThatHangsTwiceIsDoneByAThirdNode) {
   StartStored(3);
   StartWorld(1);
@@ -391,7 +392,7 @@ TEST_F(StorageStory, AListingThatHangsIsNamedAndNotRepeated) {
   RestoreEverywhere(2, 1);
 }
 
-// Two ranks ask for two steps while a third is being written.
+// Two ranks request two steps while a third is being written.
 TEST_F(StorageStory, TwoStepsThatAreAskedForAtTheSameTime) {
   HangWhileTheFirstOfThreeIsWritten();
   std::optional<Status> first, second;
@@ -408,7 +409,7 @@ TEST_F(StorageStory, OneStepMayWaitForAnother) {
   EXPECT_NE(Persist(0, 3).code(), Code::kDeadlineExceeded);
 }
 
-// Storage has a step of an incarnation that began after this world's, under another coordinator.
+// Storage has a step of an incarnation that began later, under another coordinator.
 TEST_F(StorageStory, AStepOfALaterIncarnationIsNoPin) {
   StartStored(4);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -428,7 +429,7 @@ TEST_F(StorageStory, AStepOfALaterIncarnationIsNoPin) {
   EXPECT_EQ(LatestStep(3, 0), 1u);
 }
 
-// A newer step can be produced again after the choice fell on one that is on storage only.
+// A step that is only on storage was chosen. Then a newer step can be produced again.
 TEST_F(StorageStory, WhatIsRestoredFromStorageStays) {
   options_.keep_steps = 1;
   StartStored(4, 2);  // step 2 is persisted, step 3 is not
@@ -453,7 +454,6 @@ TEST_F(StorageStory, WhatIsRestoredFromStorageStays) {
   EXPECT_TRUE(Holds(0, {pin.incarnation, 2, 0}));
 }
 
-// A load that fails for a moment.
 TEST_F(StorageStory, ALoadThatFailsForAMomentIsTriedAgain) {
   StartStored(3);
   StartWorld(1);
@@ -466,7 +466,7 @@ TEST_F(StorageStory, ALoadThatFailsForAMomentIsTriedAgain) {
   EXPECT_TRUE(read.ok()) << read.ToString();
 }
 
-// A step that is read by its number from storage while newer ones are committed.
+// A step is read from storage by its number, while newer ones are committed.
 TEST_F(StorageStory, AnOldStepIsReadByItsNumber) {
   StartStored(3);
   StartWorld(1);
@@ -477,7 +477,7 @@ TEST_F(StorageStory, AnOldStepIsReadByItsNumber) {
   SavePersisted(1, 6);
 }
 
-// Another leader, under another coordinator, has persisted; its side is lost.
+// Another leader, under another coordinator, has persisted a step. Then its half is lost.
 TEST_F(StorageStory, WhatAnotherLeaderHasPersistedIsOffered) {
   StartStored(4);
   ASSERT_EQ(LeaderHost(), 0u);
@@ -493,7 +493,7 @@ TEST_F(StorageStory, WhatAnotherLeaderHasPersistedIsOffered) {
   EXPECT_EQ(Latest(2, 0), persisted);
 }
 
-// A manifest that cannot be read, for ever.
+// A manifest can never be read.
 TEST_F(StorageStory, AManifestThatCannotBeReadIsPassedOver) {
   StartStored(3);
   StartWorld(1);
@@ -507,7 +507,7 @@ TEST_F(StorageStory, AManifestThatCannotBeReadIsPassedOver) {
   EXPECT_TRUE(status.ok()) << status.ToString();
 }
 
-// A file that cannot be read, for ever: the world starts again and again.
+// A file can never be read. The ranks are started again and again.
 TEST_F(StorageStory, AFileThatCannotBeReadIsPassedOver) {
   StartStored(3);
   StartWorld(1);
@@ -526,7 +526,7 @@ TEST_F(StorageStory, AFileThatCannotBeReadIsPassedOver) {
   EXPECT_TRUE(status.ok()) << status.ToString();
 }
 
-// A file rots, and all memory and all daemons are lost after it was read.
+// A file is damaged. After it was read, all memory and all daemons are lost.
 TEST_F(StorageStory, DamageIsRememberedByLaterClusters) {
   StartStored(3);
   StartWorld(1);
@@ -544,7 +544,7 @@ TEST_F(StorageStory, DamageIsRememberedByLaterClusters) {
   RestoreEverywhere(3, 1);
 }
 
-// The only node there is reads a second time itself.
+// There is only one node, so it does the second read itself.
 TEST_F(StorageStory, DamageIsRememberedByALonelyNode) {
   options_.replicas = 0;
   options_.storage.used = true;
@@ -560,7 +560,7 @@ TEST_F(StorageStory, DamageIsRememberedByALonelyNode) {
   EXPECT_TRUE(Until([&] { return cluster_->storage().Marked(damaged); }, 40 * kSecond)) << Trouble();
 }
 
-// Nothing is wrong with the file: the memory of one node is bad.
+// The file is right, but the memory of one node is bad.
 TEST_F(StorageStory, BadMemoryOfOneNodeMarksNothing) {
   StartStored(3);
   StartWorld(1);
@@ -607,7 +607,7 @@ TEST_F(StorageStory, TheNextLeaderKnowsWhoReadsFromStorage) {
   EXPECT_EQ(cluster_->storage().loads(), loads + 1);
 }
 
-// A rank saves every few milliseconds while storage is away, and asks now and then for the step that is being written.
+// A rank saves every few milliseconds while storage is away, and waits for the step that is being written.
 TEST_F(StorageStory, AStepIsAskedForAfterThousandsOfNewerOnes) {
   StartStored(2, 10'000);
   StartWorld(1, {0});
@@ -651,7 +651,7 @@ TEST_F(StorageStory, StorageThatIsBackInTimeIsLookedAt) {
   EXPECT_EQ(Latest(3, 0), persisted) << status.ToString() << Trouble();
 }
 
-// An arena of the bill's size, and of one step more.
+// An arena has the memory of promise 8, which includes one more step with storage.
 TEST_F(StorageStory, TrainingGoesOnWhileStorageHangs) {
   options_.keep_steps = 1;
   lengths_ = {3 * 4096};                   // 4 chunks with the manifest

@@ -8,7 +8,7 @@ namespace {
 
 class UpgradeStory : public Story {
  protected:
-  // Three nodes that speak the oldest version, with its ranks.
+  // Three nodes that speak the oldest version.
   void StartOld() {
     SetLogLevel(LogLevel::kOff);
     options_.seed = 7;
@@ -47,7 +47,7 @@ TEST_F(UpgradeStory, ARollingRestartLosesNothingAndEndsInTheNewerVersion) {
   }
 }
 
-// A leader of the older version knows no agreements: it must not commit what the ranks do not agree on.
+// A leader of the older version does not know agreements. It must not commit a step if the ranks disagree.
 TEST_F(UpgradeStory, NoAgreementIsOverlookedByTheOlderVersion) {
   SaveScript script;
   script.agreement = 7;
@@ -66,7 +66,7 @@ TEST_F(UpgradeStory, NoAgreementIsOverlookedByTheOlderVersion) {
     EXPECT_EQ(Wait(2, 1, rank, Level::kCommitted).code(), Code::kAborted) << "rank " << rank;
 }
 
-// Ranks and their saves go on beside it.
+// Ranks and their saves continue meanwhile.
 TEST_F(UpgradeStory, ANodeOfTheOlderVersionMayComeBack) {
   StartOld();
   for (const size_t host : {0, 1, 2}) Restart(host, kProtocolVersion);
