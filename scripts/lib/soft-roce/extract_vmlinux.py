@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """extract_vmlinux.py VMLINUZ VMLINUX: the kernel inside a compressed boot image.
 
-QEMU boots the bare ELF file through its PVH note, which spares the guest the decompression: seconds, when the
-processor is emulated. The layout is that of the Linux boot protocol (Documentation/arch/x86/boot.rst).
+QEMU boots the bare ELF file by its PVH note. So the guest need not decompress it, which takes seconds on an
+emulated processor. The layout is that of the Linux boot protocol (Documentation/arch/x86/boot.rst).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ PAYLOAD_AT = 0x248  # offset and length of the payload, 32 bits each
 
 
 def unzstd(payload: bytes) -> bytes:
-    # zstd complains of the size field behind the frame after it has written everything.
+    # zstd reports the size field after the frame as an error, but only after it has written everything.
     return subprocess.run(["zstd", "-dc"], input=payload, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False).stdout
 
 
 def unxz(payload: bytes) -> bytes:
-    return lzma.LZMADecompressor().decompress(payload)  # stops at the stream's end; its size stands behind it
+    return lzma.LZMADecompressor().decompress(payload)  # stops at the stream's end; a size field follows it
 
 
 def ungzip(payload: bytes) -> bytes:

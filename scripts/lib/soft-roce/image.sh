@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# Sourced by scripts/soft-roce: the kernel and the initial file system that the guest boots. Expects $ROOT and $RIG.
+# Sourced by scripts/soft-roce: makes the guest's kernel and initial file system. Expects $ROOT and $RIG.
 
-# Modules of the guest, with what they depend on: its devices, the host's files, and RDMA.
+# Modules of the guest: for its devices, the host's files, and RDMA. Their dependencies are added.
 MODULES=(virtio_pci virtio_console 9pnet_virtio 9p overlay crc32_generic crc32c_generic dummy veth sch_netem rdma_rxe
          rdma_ucm ib_umad)
 
-# Why the rig cannot work here, in words; nothing when it can.
+# Prints why the rig cannot work here, or nothing.
 missing_tools() {
   local absent=() tool
   if [ "$(uname -m)" != x86_64 ]; then
@@ -36,7 +36,7 @@ TOOLS
   fi
 }
 
-# The folder where kernels and images are kept: in the tree, or in the home folder when the tree cannot be written to.
+# Prints the folder of kernels and images: in the tree, or in the home folder if the tree is read-only.
 image_cache() {
   local folder
   for folder in "$ROOT/build/soft-roce" "${XDG_CACHE_HOME:-$HOME/.cache}/ropeteam/soft-roce"; do
@@ -49,7 +49,7 @@ image_cache() {
   return 1
 }
 
-# The version of Debian's current kernel, or of one fetched earlier when apt knows none (no network since).
+# Prints the version of Debian's current kernel. If apt knows none (no network), that of a fetched one.
 kernel_version() {
   local cache="$1" version
   version="$(apt-cache depends linux-image-amd64 2>/dev/null | sed -n 's/.*Depends: linux-image-//p' | head -n 1)"
@@ -60,7 +60,7 @@ kernel_version() {
   echo "$version"
 }
 
-# fetch_kernel CACHE VERSION: CACHE/kernel-VERSION holds the unpacked package afterwards.
+# fetch_kernel CACHE VERSION: unpacks the kernel's package into CACHE/kernel-VERSION.
 fetch_kernel() {
   local cache="$1" version="$2" folder="$1/kernel-$2"
   [ ! -d "$folder" ] || return 0
@@ -74,7 +74,7 @@ fetch_kernel() {
   mv "$folder.tmp" "$folder"
 }
 
-# make_initrd KERNEL VERSION INITRD: busybox, the modules in the order of loading, and init.
+# make_initrd KERNEL VERSION INITRD: packs busybox, the modules in their order of loading, and init.
 make_initrd() {
   local kernel="$1" version="$2" initrd="$3" tree="$3.tree" module kind file rest name
   rm -rf "$tree"
@@ -96,12 +96,12 @@ make_initrd() {
   rm -rf "$tree" "$tree.list"
 }
 
-# Prints the folder with vmlinux and initrd, made when something they come from has changed; says on standard error
-# why it cannot be made.
+# Prints the folder with vmlinux and initrd. They are made again if their sources have changed. If that fails,
+# prints why on standard error.
 make_image() {
   local cache version image stamp
   cache="$(image_cache)" || return 1
-  # Two at a time would unpack over each other.
+  # Two runs at the same time would overwrite each other's files.
   exec 9>"$cache/lock"
   flock 9
   version="$(kernel_version "$cache")"
