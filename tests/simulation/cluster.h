@@ -90,7 +90,7 @@ class Cluster : private NetworkEnds {
   const Session* FindSession(SessionId session) const;
   // Waits that a running daemon has not answered.
   std::vector<OpenWait> OpenWaits() const;
-  // Where the client may write: null once the session is cut.
+  // Memory that the client may write to; null: the session is cut.
   std::byte* ClientMemory(SessionId session, uint32_t chunk);
   // Shares a GPU's memory: daemons can put from it, by the returned number, until DropDevice().
   DeviceBufferId ShareDevice(std::shared_ptr<const DeviceMemory> memory);

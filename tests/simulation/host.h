@@ -73,7 +73,7 @@ struct Session {
   size_t host = 0;
   NodeId daemon = kNoNode;
   Client* client = nullptr;     // null when the client has closed its end
-  bool open_at_engine = false;  // the engine was told of it, and not of its end
+  bool open_at_engine = false;  // the engine knows of it, and not of its end
   uint64_t launch = 0;
   Rank rank = 0;
   uint32_t world_size = 0;
@@ -115,7 +115,7 @@ struct Host {
   std::set<NodeId> lost_links;           // members that its data path has lost
   uint32_t protocol = kProtocolVersion;  // the newest version of its next daemon
   std::optional<SimMembership::OwnSettings>
-      own;              // settings of its daemon, if they differ from the others'
+      own;              // settings of its daemon, if they differ from those of the others
   Status refused;       // by membership, permanently
   bool paused = false;  // the daemon is stopped (SIGSTOP); its inputs wait in `backlog`
   std::deque<std::function<void()>> backlog;

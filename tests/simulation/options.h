@@ -27,8 +27,8 @@ struct NetworkOptions {
   TimeUs slow_max_us = 200 * kMs;
   TimeUs transfer_min_us = 20;
   TimeUs transfer_max_us = 2 * kMs;
-  uint32_t transfer_fail_ppm = 0;  // completes with kLinkFailed after some of its bytes landed
-  uint32_t link_lost_ppm = 0;      // of these transfers: the peer is gone until it is connected again
+  uint32_t transfer_fail_ppm = 0;        // completes with kLinkFailed after some of its bytes landed
+  uint32_t link_lost_ppm = 0;            // of these transfers: the peer is gone until it is connected again
   uint32_t device_refused_ppm = 50'000;  // of puts from device memory: the card cannot read it
   // Writes of a dead node or of a failed put may land later: each remaining piece with zombie_ppm, until
   // zombie_max_us after the put was posted. That must stay below the engines' quarantine.
@@ -51,17 +51,17 @@ enum class Fault : uint8_t {
   kHostReboot,    // all processes of the host; its memory stays
   kDaemonCrash,   // kill -9 of the daemon alone
   kRankCrash,
-  kClog,         // a link is stuck for a while; or all links of a host, as when it swaps
-  kCut,          // a link loses everything for a while, in one or both directions; or all links of a host
-  kIsolate,      // a node and the coordinator cannot reach each other for a while
-  kReset,        // the messages in flight on a link are dropped
-  kCoordinator,  // the coordinator dies and returns
-  kFlip,         // bits flip: in sealed chunks, in other chunks, or in the arena's tables
-  kRestart,      // the launcher restarts all ranks for no reason
-  kPerson,       // not a fault: an operator asks for a report or a verify
-  kPartition,    // the hosts and the coordinator are split into groups that cannot reach each other
-  kLeaderLost,   // the leader's host is lost together with the coordinator
-  kPause,        // a daemon is stopped and continues later; its transfers in flight land meanwhile
+  kClog,             // a link is stuck for a while; or all links of a host, as when it swaps
+  kCut,              // a link loses everything for a while, in one or both directions; or all links of a host
+  kIsolate,          // a node and the coordinator cannot reach each other for a while
+  kReset,            // the messages in flight on a link are dropped
+  kCoordinator,      // the coordinator dies and returns
+  kFlip,             // bits flip: in sealed chunks, in other chunks, or in the arena's tables
+  kRestart,          // the launcher restarts all ranks for no reason
+  kPerson,           // not a fault: an operator asks for a report or a verify
+  kPartition,        // the hosts and the coordinator are split into groups that cannot reach each other
+  kLeaderLost,       // the leader's host is lost together with the coordinator
+  kPause,            // a daemon is stopped and continues later; its transfers in flight land meanwhile
   kTwoCoordinators,  // a second one runs for a while; a host finds sometimes one and sometimes the other
   kStorageAway,      // storage does not answer for a while
   kStorageRot,       // a file on storage is damaged or missing
@@ -102,7 +102,7 @@ struct JobOptions {
   uint32_t ranks_per_node = 1;
   bool incarnation_tokens = true;  // the launcher gives each incarnation a token
   uint32_t zombie_ppm =
-      0;  // of the ranks of a stopped incarnation: they continue (needs incarnation_tokens)
+      0;  // of the ranks of a stopped incarnation: they continue to save (needs incarnation_tokens)
   uint32_t reshard_ppm = 0;  // of restarts: another world size
   uint32_t shuffle_ppm = 0;  // of restarts: ranks change nodes
   uint32_t lag = 1;          // steps that a rank may be ahead of the slowest; 1 is a collective every step

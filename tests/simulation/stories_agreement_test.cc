@@ -77,7 +77,7 @@ TEST_F(AgreementStory, NoValueBesideAValueIsNoAgreement) {
   ExpectReleased();
 }
 
-// The first leader has heard one value and dies; the next one learns that value from the copies.
+// The first leader knows one value and dies. The next one learns that value from the copies.
 TEST_F(AgreementStory, ALeaderThatDiesBetweenTheReportsChangesNothing) {
   StartWithOneStep();
   const size_t leader = LeaderHost();

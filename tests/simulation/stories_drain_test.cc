@@ -265,7 +265,7 @@ TEST_F(Leaving, TheOthersAreFull) {
   EXPECT_GT(left_[1].bytes_left, 0u);
 }
 
-// The node gets no answer: the coordinator is away, and the leases have expired. It leaves when its time is up.
+// The node gets no answer: the coordinator is away, and leases have expired. It leaves when its time is up.
 TEST_F(Leaving, NobodyAnswers) {
   Start(3);
   StartWorld(1);

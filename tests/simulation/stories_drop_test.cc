@@ -163,8 +163,8 @@ TEST_F(DropStory, TheLeaderDiesBeforeTheAnswer) {
   ASSERT_TRUE(Until([&] { return Holders(2) == 0; })) << Trouble();
 }
 
-// Its copies are marked as committed. The leader that answered is gone. For the next one
-// step 3 is still the newest.
+// Its copies are marked as committed. The leader that answered is gone. For the next one step 3 is still the
+// newest step.
 TEST_F(DropStory, AMemberThatWasAwayComesBackToAnotherLeader) {
   StartWithThreeSteps(4);
   const size_t leader = LeaderHost();

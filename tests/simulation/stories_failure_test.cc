@@ -330,7 +330,7 @@ TEST_F(Story, ALateTimerForgetsNoCopy) {
   StartNodes(2);
   StartWorld(1);
   SaveEverywhere(1, 1);
-  ASSERT_EQ(LeaderHost(), 0u);  // whose timers never rest while a copy is missing
+  ASSERT_EQ(LeaderHost(), 0u);  // its timers never stop while a copy is missing
   cluster_->on_transfer = [&](const Transfer& transfer) {
     if (transfer.initiator != 1) return;
     cluster_->on_transfer = nullptr;

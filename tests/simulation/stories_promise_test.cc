@@ -256,7 +256,7 @@ TEST_F(Story, OtherBytesUnderTheSameNameAreNoCopy) {
 }
 
 // The same, but the step is committed while the other bytes are being saved. Their node learns of the commit
-// before the leader learns of the bytes. They were marked as committed, and the rank was told COMMITTED.
+// before the leader learns of the bytes. The other bytes were marked, and the rank was told COMMITTED.
 TEST_F(Story, OtherBytesThatTheLeaderHasNotComparedAreNotMarked) {
   lengths_ = {3 * 4096};
   StartNodes(5);

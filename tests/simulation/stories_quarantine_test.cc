@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stories of steps after whose restore every incarnation ends: what counts, when an older step is offered,
+// Stories of steps that end every incarnation that restores them: what counts, when an older step is offered,
 // and that this survives the loss of leaders and memory.
 #include "tests/simulation/story.h"
 

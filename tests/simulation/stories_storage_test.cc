@@ -579,7 +579,7 @@ TEST_F(StorageStory, BadMemoryOfOneNodeMarksNothing) {
   EXPECT_EQ(LatestStep(3, 0), 2u);
 }
 
-// The leader dies while a node reads a shard, and another node wants it.
+// The leader dies while a node reads a shard from storage. Then another node needs the shard.
 TEST_F(StorageStory, TheNextLeaderKnowsWhoReadsFromStorage) {
   options_.storage.request_min_us = options_.storage.request_max_us = kSecond;  // a chunk
   lengths_ = {24 * 4096};
