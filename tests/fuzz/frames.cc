@@ -20,8 +20,10 @@ using LocalMessages =
                local::LatestReply, local::StorageList, local::StorageListReply, local::ViewOpen,
                local::ViewGrant, local::ViewRepair, local::ViewClose, local::Admin, local::AdminReply,
                local::Reply, local::ViewRead, local::ViewBytes>;
+// The inputs of the corpus name a type by its place here, so a new one is appended.
 using All = decltype(std::tuple_cat(std::tuple<Envelope>{}, LocalMessages{}, EngineMessages{},
-                                    EngineQuestions{}, EngineReplies{}));
+                                    EngineQuestions{}, EngineReplies{},
+                                    std::tuple<local::Drop, local::SetPolicy>{}));
 
 void RunFrames(std::string_view input) {
   if (input.empty()) return;

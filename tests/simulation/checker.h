@@ -327,7 +327,6 @@ class Checker {
     std::set<uint64_t> every_asked;
   };
   std::map<Incarnation, Policy> policies_;
-  std::set<StepId> offered_;  // ever the answer of `latest`
   std::map<Incarnation, RestoreRecord> restores_;
   std::map<std::pair<Incarnation, Rank>, Step> begun_;  // the highest step that the rank has begun to save
   std::map<size_t, std::map<uint32_t, std::pair<SessionId, SaveId>>> grants_;  // by host and chunk

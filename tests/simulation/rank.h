@@ -72,7 +72,6 @@ class SimRank {
   Incarnation incarnation_ = 0;
   std::vector<Rank> to_restore_;
   Step step_ = 0;
-  std::string ended_;
 };
 
 class Launcher {
