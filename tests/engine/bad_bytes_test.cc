@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bits that flip before a shard is sealed: on the wire, and in the saver's memory after it was summed.
+// Bit flips before a shard is sealed: on the wire, and in the saver's memory after the checksum was computed.
 
 #include <gtest/gtest.h>
 
@@ -40,7 +40,7 @@ TEST_F(BadBytes, ABitThatFlipsOnTheWireOfAFetchIsFoundByTheReader) {
   node(1).engine->OnVerify(now_, kSession, 1000, nullptr, 5'000'000);
   Carry();
   PassTime(1'000'000);
-  // Refused, and the only other holder has been tried: known as bad, never given out as good.
+  // The bytes are refused, and the only other holder has been tried: the chunk stays marked as bad.
   EXPECT_EQ(gets, 1);
   EXPECT_EQ(node(1).store->Find(Id(1, 0))->bad, std::vector<uint32_t>{3});
   // The next repair reads it again.
@@ -52,8 +52,8 @@ TEST_F(BadBytes, ABitThatFlipsOnTheWireOfAFetchIsFoundByTheReader) {
   EXPECT_TRUE(node(1).store->Find(Id(1, 0))->bad.empty());
 }
 
-// The holder is gone before the fabric says that the get is done. The last copy must not stay marked as bad when it
-// is right.
+// The get lands its bytes but fails, because the holder has gone. If the bytes are right, the last copy must
+// not stay marked as bad.
 TEST_F(BadBytes, AChunkIsRepairedByBytesThatLandedThoughTheirGetFailed) {
   const TestShard shard(9, 'e');
   Save(1, 1, shard);
@@ -62,12 +62,12 @@ TEST_F(BadBytes, AChunkIsRepairedByBytesThatLandedThoughTheirGetFailed) {
   get_code_ = Code::kPeerGone;
   node(1).engine->OnVerify(now_, kSession, 1000, nullptr, 5'000'000);
   Carry();
-  PassTime(15'000'000);  // so long a holder that the data path has lost is waited for
+  PassTime(15'000'000);  // a fetch waits this long for a holder that the data path has lost
   EXPECT_TRUE(node(1).Copy(Id(1, 0)) == shard.stream);
   EXPECT_TRUE(node(1).store->Find(Id(1, 0))->bad.empty());
 }
 
-// The connection to the only holder fails in the middle of a read, and is made again a second later.
+// The connection to the only holder fails during a read and is re-established a second later.
 TEST_F(BadBytes, AReadOutlivesALostConnectionToItsHolder) {
   const TestShard shard(9, 'f');
   Save(1, 1, shard);
@@ -91,7 +91,7 @@ TEST_F(BadBytes, AReadOutlivesALostConnectionToItsHolder) {
   EXPECT_TRUE(node(1).store->Find(Id(1, 0))->bad.empty());
 }
 
-// Two copies are bad in the same chunk. Each node reads it from the other, and complains: not for ever.
+// Two copies have the same bad chunk. Each node reads it from the other and reports it, but not for ever.
 TEST_F(BadBytes, TwoNodesWithBadCopiesDoNotComplainToEachOtherForEver) {
   const TestShard shard(9, 'g');
   Save(1, 1, shard);
@@ -108,7 +108,7 @@ TEST_F(BadBytes, TwoNodesWithBadCopiesDoNotComplainToEachOtherForEver) {
   EXPECT_EQ(node(2).store->Find(Id(1, 0))->bad, std::vector<uint32_t>{3});
 }
 
-// Nobody has the right bytes any more: the shard must never count as replicated.
+// No node has the right bytes any more, so the shard must never count as replicated.
 TEST_F(BadBytes, ABitThatFlipsInAnUnsealedChunkIsFoundByTheHolder) {
   const TestShard shard(9, 'c');
   const SaveId save = BeginSave(1, 1, shard);
@@ -121,7 +121,7 @@ TEST_F(BadBytes, ABitThatFlipsInAnUnsealedChunkIsFoundByTheHolder) {
   EXPECT_EQ(node(1).store->Find(Id(1, 0))->bad, std::vector<uint32_t>{4});
 }
 
-// A flip in what has been granted to a copy and is not sealed yet.
+// A bit flips in a chunk that is granted to a copy and not sealed yet.
 TEST_F(BadBytes, ABitThatFlipsInTheHoldersUnsealedChunkIsFoundBeforeTheSeal) {
   const TestShard shard(9, 'd');
   int arrived = 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Chunks that are put to a replica from device memory: two engines, one thread. Messages and checks are
-// carried out at once; transfers lie on a table until the test says what becomes of each.
+// Puts of chunks from device memory to a replica: two engines, one thread. Messages and checks are carried
+// out at once; a test decides when and how each transfer ends.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -59,7 +59,7 @@ struct Node {
   size_t ranges_checked = 0;
 };
 
-// What a rank saves: `chunks` whole chunks of one object, and the manifest in one more.
+// What a rank saves: one object of `chunks` whole chunks, and the manifest in one more chunk.
 struct Shard {
   Shard() = default;
   Shard(uint32_t chunks, char seed) {
@@ -77,7 +77,7 @@ struct Shard {
   std::vector<uint32_t> crcs;
 };
 
-// The two engines and what lies between them.
+// The two engines and the network between them.
 class World {
  protected:
   World() : source_(kSource, "source"), holder_(kHolder, "holder") {
@@ -114,7 +114,7 @@ class World {
     SetLogSink(nullptr, LogLevel::kWarning);
   }
 
-  // Everything but transfers, until both are quiet.
+  // Carries out everything but transfers, until both engines have no more outputs.
   void Carry() {
     for (;;) {
       bool quiet = true;
@@ -149,7 +149,7 @@ class World {
     }
     node->engine->OnCheckDone(now_, check.tag, bad);
   }
-  // Takes one off the table. `landed`: its bytes are at the holder, also when it failed.
+  // Ends one transfer. `landed`: its bytes have reached the holder, which is possible even if it fails.
   void EndTransfer(size_t index, Code code, bool landed) {
     const StartTransfer transfer = table_[index];
     table_.erase(table_.begin() + static_cast<ptrdiff_t>(index));
@@ -163,7 +163,7 @@ class World {
     if (landed) std::memcpy(holder_.memory + transfer.remote_offset, from, transfer.length);
     source_.engine->OnTransferDone(now_, transfer.tag, code);
   }
-  // Ends those that are on the table now.
+  // Ends the transfers that are outstanding now.
   void EndTransfers(Code code = Code::kOk) {
     for (size_t count = table_.size(); count != 0; --count) EndTransfer(0, code, code == Code::kOk);
     Carry();
@@ -192,7 +192,7 @@ class World {
     extents_[grant->save] = grant->extents;
     return grant->save;
   }
-  // The object lies in device memory from `offset` on.
+  // Announces these chunks in device memory, where the object begins at `offset`.
   void Direct(SaveId save, const Shard& shard, uint64_t offset, uint32_t first, uint32_t count,
               SessionId session = 1, DeviceBufferId buffer = kBuffer) {
     std::string& memory = device_[buffer];
@@ -216,7 +216,7 @@ class World {
     Carry();
     return request_;
   }
-  // The manifest's chunk is told of by the commit alone.
+  // Only the commit reports the manifest's chunk.
   Status Commit(SaveId save, const Shard& shard, SessionId session = 1) {
     Write(save, shard, static_cast<uint32_t>(shard.crcs.size() - 1));
     source_.engine->OnSaveCommit(now_, session, ++request_,
@@ -224,7 +224,6 @@ class World {
     Carry();
     return StatusOf(request_);
   }
-  // Of an answered request.
   Status StatusOf(RequestId request) {
     if (!answers_.contains(request)) return Error(Code::kInternal, "not answered");
     return std::get<AnswerStatus>(answers_.at(request).body).status;
@@ -234,7 +233,7 @@ class World {
     return static_cast<size_t>(std::count_if(table_.begin(), table_.end(),
                                              [](const StartTransfer& each) { return each.buffer != 0; }));
   }
-  // What the holder has sealed.
+  // The bytes that the holder has sealed.
   std::string Replica(const ShardId& shard) const {
     const SealedShard* copy = holder_.store->Find(shard);
     if (copy == nullptr) return "none";
@@ -257,7 +256,7 @@ class World {
   std::map<RequestId, Answer> answers_;
   std::map<SaveId, std::vector<Extent>> extents_;
   std::map<Step, Level> levels_;
-  std::vector<ShardId> replicated_;  // in the order of the events
+  std::vector<ShardId> replicated_;  // in order of the events
   std::map<DeviceBufferId, std::string> device_;
   std::deque<StartTransfer> table_;
   size_t suspicions_ = 0;
@@ -274,7 +273,7 @@ TEST_F(DevicePut, ChunksLeaveTheDeviceBeforeTheyAreInTheArenaAndAreCheckedAgains
   Direct(save, shard, 3 * kChunk + 8, 0, 6);
   EXPECT_EQ(FromDevice(), 6u);
   EndTransfers();
-  EXPECT_EQ(holder_.ranges_checked, 0u);  // nobody knows the checksums yet
+  EXPECT_EQ(holder_.ranges_checked, 0u);  // the checksums are not known yet
   Fill(save, shard, 0, 6);
   EXPECT_EQ(holder_.ranges_checked, 6u);
   EXPECT_TRUE(Commit(save, shard).ok());
@@ -298,7 +297,7 @@ TEST_F(DevicePut, WhatIsInTheArenaIsPutFromThere) {
 }
 
 TEST_F(DevicePut, AFullLinkLeavesWhatWaitsToTheArenaWhenTheSaveSettles) {
-  // Four saves of eight chunks fill the engine's queue; the fifth waits for its turn.
+  // Four saves of eight chunks fill the engine's queue; the fifth waits.
   const Shard shard(8, 'c');
   std::vector<SaveId> saves;
   for (Step step = 1; step <= 4; ++step) {
@@ -315,7 +314,7 @@ TEST_F(DevicePut, AFullLinkLeavesWhatWaitsToTheArenaWhenTheSaveSettles) {
   EXPECT_FALSE(Answered(running));
   EndTransfers();
   EXPECT_TRUE(StatusOf(running).ok());
-  EXPECT_TRUE(table_.empty());  // the late one's chunks are not put from memory that is not ours any more
+  EXPECT_TRUE(table_.empty());  // no put from the late save's device memory, which it has settled
   Fill(late, shard, 0, 8, 2);
   EXPECT_EQ(table_.size(), 8u);
   EXPECT_EQ(FromDevice(), 0u);
@@ -350,7 +349,7 @@ TEST_F(DevicePut, MemoryThatHasChangedIsPutAgainFromTheArena) {
   EndAllTransfers();
   ExpectReplicated(1, shard);
   EXPECT_EQ(arena_puts_, 1 + 3);
-  EXPECT_EQ(source_.ranges_checked, 0u);  // the arena is above suspicion
+  EXPECT_EQ(source_.ranges_checked, 0u);  // only device puts mismatched, so the arena is not checked
   EXPECT_EQ(suspicions_, 0u);
 }
 
@@ -381,7 +380,7 @@ TEST_F(DevicePut, APutThatFailsGivesUpTheCopyAndTheNextComesFromTheArena) {
   const RequestId settle = Settle(save);
   EndTransfers(Code::kIo);
   EXPECT_TRUE(StatusOf(settle).ok());
-  EXPECT_EQ(suspicions_, 0u);  // it was this node's card that could not read
+  EXPECT_EQ(suspicions_, 0u);  // this node's card could not read
   Fill(save, shard, 0, 4);
   EXPECT_TRUE(Commit(save, shard).ok());
   PassTime(1'000'000);
@@ -425,7 +424,7 @@ TEST_F(DevicePut, AnAbortTakesBackWhatWaits) {
 }
 
 TEST_F(DevicePut, AnAbortDoesNotWaitForPutsThatNeverLeft) {
-  // Without a lease no put leaves. What waits for one must not keep the memory of a save that has ended.
+  // Without a lease no put leaves. Waiting puts must not keep the memory of a save that has ended.
   const Shard shard(8, 'j');
   const uint64_t free_before = source_.store->chunks_free();
   const SaveId save = Begin(1, shard);
@@ -438,11 +437,12 @@ TEST_F(DevicePut, AnAbortDoesNotWaitForPutsThatNeverLeft) {
   EXPECT_EQ(holder_.store->chunks_free(), kChunks);
   source_.engine->OnLease(now_, UINT64_MAX);
   Carry();
-  EXPECT_TRUE(table_.empty());  // and with the next lease nothing reads it
+  EXPECT_TRUE(table_.empty());  // nor with the next lease
 }
 
 TEST_F(DevicePut, ACopyThatIsDroppedDoesNotWaitForTheLink) {
-  // Four saves of eight chunks fill the link; the fifth waits. Its copy is dropped with the link to its holder.
+  // Four saves of eight chunks fill the link, so the fifth waits. Then the link to the holder fails, and the
+  // copies are dropped.
   const Shard shard(8, 'q');
   std::vector<SaveId> saves;
   for (Step step = 1; step <= 4; ++step) {
@@ -454,7 +454,7 @@ TEST_F(DevicePut, ACopyThatIsDroppedDoesNotWaitForTheLink) {
   EXPECT_EQ(table_.size(), 32u);
   source_.engine->OnPeerLink(now_, kHolder, false, "cable");
   Carry();
-  // The holder has its chunks back: nothing of that copy is on its way.
+  // The holder has released the fifth copy's chunks, because none of its puts is on the way.
   const uint64_t held = 4 * (shard.crcs.size());
   EXPECT_EQ(holder_.store->chunks_free(), kChunks - held);
   EndTransfers();
@@ -472,7 +472,7 @@ TEST_F(DevicePut, ACopyThatIsDroppedDoesNotWaitForTheLink) {
 TEST_F(DevicePut, AStreamThatEndsBeforeItsDeviceChunksIsRefused) {
   const Shard shard(3, 'k');
   const SaveId save = Begin(1, shard);
-  Direct(save, shard, 0, 3, 1);  // the manifest's chunk is not whole
+  Direct(save, shard, 0, 3, 1);  // the manifest's chunk is not a whole chunk
   Fill(save, shard, 0, 3);
   const Status status = Commit(save, shard);
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -485,14 +485,14 @@ TEST_F(DevicePut, PlacesThatMakeNoSenseAreIgnored) {
   const SaveId save = Begin(1, shard);
   Direct(save, shard, 0, 2, 2);
   EXPECT_EQ(table_.size(), 2u);
-  Direct(save, shard, 0, 3, 2);  // overlaps behind
-  Direct(save, shard, 0, 0, 3);  // and before
-  Direct(save, shard, 0, 1, 4);  // and around
+  Direct(save, shard, 0, 3, 2);  // overlaps at the end
+  Direct(save, shard, 0, 0, 3);  // at the beginning
+  Direct(save, shard, 0, 1, 4);  // on both sides
   Direct(save, shard, 0, 0, 0);  // no chunk
   Direct(save, shard, 0, 6, 2);  // beyond the save
   Direct(save, shard, 0, 8, UINT32_MAX);
   Direct(save, shard, 0, 0, 1, 2);   // another rank's save
-  Direct(save + 1, shard, 0, 0, 1);  // none
+  Direct(save + 1, shard, 0, 0, 1);  // no such save
   EXPECT_EQ(table_.size(), 2u);
   EXPECT_EQ(StatusOf(Settle(save, 1000, 2)).code(), Code::kNotFound);
   EndTransfers();
@@ -501,8 +501,8 @@ TEST_F(DevicePut, PlacesThatMakeNoSenseAreIgnored) {
   EXPECT_TRUE(table_.empty());
 }
 
-// Two ranks that save in pieces and in any order, over puts that end in any order and in any way. Device
-// memory is overwritten the moment that it is the caller's again.
+// Two ranks save in pieces in random order. Puts end in random order and with random results. Device memory
+// is overwritten as soon as the caller may reuse it.
 class RandomRanks : private World {
  public:
   explicit RandomRanks(uint64_t seed) : random_(seed) {}
@@ -621,7 +621,7 @@ class RandomRanks : private World {
     if (memory != device_.end()) std::fill(memory->second.begin(), memory->second.end(), '#');
   }
 
-  // What must be so after every input.
+  // Checks what must hold after every input.
   void Look() {
     for (Saving& save : saves_) {
       if (save.settle == 0 || save.scrambled || !Answered(save.settle)) continue;
@@ -630,13 +630,14 @@ class RandomRanks : private World {
       if (StatusOf(save.settle).ok()) ended_.insert(BufferOf(save));
     }
     for (const StartTransfer& transfer : table_) {
-      // A put that runs may outlive a settling that was given up, or that nobody asked for; none begins.
+      // A running put may outlive a settle that timed out, or a save that was never settled; no new put may
+      // begin.
       if (begun_.insert(transfer.tag).second) {
         EXPECT_FALSE(ended_.contains(transfer.buffer)) << "put from memory that is not ours";
       }
     }
     for (const ShardId& shard : std::exchange(replicated_, {})) {
-      if (source_.store->Find(shard) == nullptr) continue;  // released since
+      if (source_.store->Find(shard) == nullptr) continue;  // released meanwhile
       EXPECT_TRUE(Replica(shard) == streams_.at(shard)) << shard.ToString();
     }
   }
@@ -664,7 +665,7 @@ TEST(DevicePutAtRandom, EveryReplicaIsWhatTheArenaHeldAndNothingIsReadThatIsNotO
     SCOPED_TRACE("seed " + std::to_string(seed));
     RandomRanks(seed).Run();
   }
-  // It has been about what it says.
+  // The runs covered both cases.
   EXPECT_GT(RandomRanks::device_puts(), 1000);
   EXPECT_GT(RandomRanks::put_again(), 100);
 }

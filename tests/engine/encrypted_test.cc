@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Engines of a job that encrypts: no transfer carries a chunk as it was saved, and every copy can be read and repaired.
+// Engines of a job that encrypts: no transfer carries a plaintext chunk, and every copy can be read and
+// repaired.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +24,7 @@ class Encrypted : public ::testing::Test, protected Engines {
     Save(3, 1, TestShard(3, 'c'));
     transfers_ = 0;
   }
-  // The shard of rank 0, opened at `id`; whatever is needed for it happens meanwhile.
+  // Opens the shard of rank 0 at `id`, and passes the time that this needs.
   RequestId Open(NodeId id) {
     node(id).engine->OnViewOpen(now_, kSession, ++request_, 1, 0, 5'000'000);
     const RequestId request = request_;
@@ -86,7 +87,7 @@ TEST_F(Encrypted, ANodeWithoutACopyReadsTheHoldersCiphertext) {
 TEST_F(Encrypted, WhereOnlyPlaintextIsLeftItIsEncryptedFirst) {
   EXPECT_TRUE(Read(2) == shard_.stream);
   EXPECT_TRUE(Read(3) == shard_.stream);
-  // One of the two was asked.
+  // One of the two was asked to encrypt its copy.
   EXPECT_NE(At(1)->encrypted(), At(2)->encrypted());
   EXPECT_TRUE(Read(1) == shard_.stream && Read(2) == shard_.stream);
 }
@@ -108,7 +109,7 @@ TEST_F(Encrypted, ABadChunkOfAHolderIsFoundWithoutTheKeyAndRepaired) {
   };
   node(2).Flip(Id(1, 0), 3);
   RepairOne(2);
-  // The saver's copy was the only other one.
+  // The saver's copy was the only other one, so it was encrypted.
   EXPECT_TRUE(At(1)->encrypted());
   EXPECT_EQ(decrypted, 0);
   EXPECT_TRUE(node(2).Copy(Id(1, 0)) == before);
@@ -122,7 +123,7 @@ TEST_F(Encrypted, AFlippedBitOfCiphertextIsRepairedBeforeItIsRead) {
 }
 
 TEST_F(Encrypted, ATagThatDoesNotMatchIsNotRead) {
-  // What an attacker does who makes the checksum match: only the tag tells.
+  // An attacker can make the checksum match. Only the tag shows the change.
   auto tags = At(2)->encryption;
   tags.tags[4].tag[0] ^= 1;
   const std::vector<uint32_t> crcs = At(2)->crcs;
@@ -143,7 +144,7 @@ TEST_F(Encrypted, ALostHoldersCopyIsMadeAgainWithTheSameBytes) {
   ASSERT_NE(At(3), nullptr);
   EXPECT_TRUE(At(3)->encrypted());
   EXPECT_TRUE(node(3).Copy(Id(1, 0)) == before);
-  // And after the saver: what is left is read.
+  // The saver is lost too: the remaining copy is read.
   ShowView(3, nullptr);
   ShowView(4, &node(1));
   EXPECT_TRUE(Read(3) == shard_.stream);
@@ -170,7 +171,7 @@ TEST_F(Encrypted, EverySaveHasASaltOfItsOwn) {
   Carry();
   Save(1, 2, next);
   EXPECT_EQ(At(1)->encryption.salt.count, 1u);
-  EXPECT_EQ(node(1).store->Find(Id(2, 0))->encryption.salt.count, 3u);  // the aborted save had the second
+  EXPECT_EQ(node(1).store->Find(Id(2, 0))->encryption.salt.count, 3u);  // the aborted save used the second
 }
 
 }  // namespace

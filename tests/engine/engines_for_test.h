@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A few engines in one thread, each with an arena of its own. Messages, transfers and checks are carried out at
-// once, but for what a test holds back or spoils. Every node has one rank.
+// A few engines in one thread, each with an arena of its own. Messages, transfers and checks are carried out
+// at once, unless a test delays or corrupts them. Every node has one rank.
 
 #ifndef ROPETEAM_TESTS_ENGINE_ENGINES_FOR_TEST_H_
 #define ROPETEAM_TESTS_ENGINE_ENGINES_FOR_TEST_H_
@@ -32,7 +32,7 @@ namespace ropeteam {
 
 inline constexpr uint64_t kTestChunk = 4096;
 
-// What a rank saves: one object of `chunks` whole chunks, and the manifest in one more.
+// What a rank saves: one object of `chunks` whole chunks, and the manifest in one more chunk.
 struct TestShard {
   TestShard() = default;
   TestShard(uint64_t chunks, char seed) {
@@ -67,7 +67,7 @@ class TestNode {
     config.salt.instance = {7, id};
     Start();
   }
-  // With nothing but the arena. A node that starts again must have been out of the view.
+  // A new engine that knows only the arena. A node that restarts must have been out of the view.
   void Start() { engine = std::make_unique<Engine>(config, store.get()); }
   ~TestNode() {
     engine.reset();
@@ -77,7 +77,7 @@ class TestNode {
   TestNode(const TestNode&) = delete;
   TestNode& operator=(const TestNode&) = delete;
 
-  // The copy's bytes; empty without a copy.
+  // The copy's bytes; empty if there is no copy.
   std::string Copy(const ShardId& shard) const {
     const SealedShard* copy = store->Find(shard);
     if (copy == nullptr) return "";
@@ -120,7 +120,7 @@ class Engines {
     SetLogSink(nullptr, LogLevel::kWarning);
   }
 
-  // The node's rank opens.
+  // Opens the node's rank.
   void Open(TestNode* node) {
     HelloInput hello;
     hello.rank = static_cast<Rank>(node->id - 1);
@@ -133,7 +133,7 @@ class Engines {
     Carry();
     EXPECT_TRUE(std::holds_alternative<AnswerHello>(answers_.at(request_).body));
   }
-  // All nodes but `lost`, which stays as it is and hears nothing.
+  // A view of all nodes but `lost`. That node keeps its state and gets no messages.
   void ShowView(Epoch epoch, const TestNode* lost) {
     lost_ = lost;
     View view;
@@ -184,13 +184,13 @@ class Engines {
       if (!hold_checks_) quiet = quiet && checks_.empty(), EndChecks();
     }
   }
-  // Messages of these kinds are held back from now on; the others that were held are delivered.
+  // From now on, holds back messages of these kinds. Delivers those held so far.
   void HoldMessages(std::set<Kind> kinds) {
     held_kinds_ = std::move(kinds);
     for (const auto& [from, message] : std::exchange(held_, {})) Deliver(from, message);
     Carry();
   }
-  // Reads what the checks that are out ask for, now.
+  // Carries out the outstanding checks now.
   void EndChecks() {
     for (; !checks_.empty(); checks_.pop_front()) {
       const auto& [node, check] = checks_.front();
@@ -212,7 +212,7 @@ class Engines {
     }
   }
 
-  // A save up to its commit, which CommitSave() does.
+  // A save without its commit, which CommitSave() does.
   SaveId BeginSave(NodeId id, Step step, const TestShard& shard) {
     Engine& engine = *node(id).engine;
     engine.OnSaveBegin(now_, kSession, ++request_, step, shard.stream.size());
@@ -245,9 +245,9 @@ class Engines {
   bool hold_checks_ = false;
   std::deque<std::pair<TestNode*, StartCheck>> checks_;
   std::function<void(TestNode& node, const StartCheck& check)> on_check_;
-  // Before the bytes land in `to`: may change them.
+  // Called before the bytes land in `to`; may change them.
   std::function<void(TestNode& to, std::string* bytes)> on_wire_;
-  Code get_code_ = Code::kOk;  // that gets are answered with, when their bytes have landed
+  Code get_code_ = Code::kOk;  // result of gets whose bytes have landed
   RequestId request_ = 0;
   std::map<RequestId, Answer> answers_;
 
@@ -259,14 +259,14 @@ class Engines {
     if (TestNode* to = Find(message.to); to != nullptr && to != lost_)
       to->engine->OnMessage(now_, from, message.envelope);
   }
-  // Of the chunks, which are all that a transfer may touch.
+  // Whether the range lies in the chunks: a transfer may touch nothing else.
   static bool InChunks(const TestNode& node, uint64_t offset, uint64_t length) {
     return offset >= node.store->chunk_offset(0) && offset <= node.bytes && length <= node.bytes - offset;
   }
   void Transfer(TestNode* here, const StartTransfer& transfer) {
     ROPETEAM_CHECK(InChunks(*here, transfer.local_offset, transfer.length));
     TestNode* const peer = Find(transfer.peer);
-    // Where the bytes are at the peer is its word, and a fabric refuses what is not there.
+    // The peer names the remote range, and a fabric refuses an invalid one.
     if (peer == nullptr || peer == lost_ || !InChunks(*peer, transfer.remote_offset, transfer.length))
       return here->engine->OnTransferDone(now_, transfer.tag, Code::kLinkFailed);
     TestNode& from = transfer.get ? *peer : *here;

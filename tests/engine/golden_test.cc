@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the daemons of each version that this build speaks tell each other, kept as files: golden/protocol-N.txt has a line
-// for each message, its name and its encoding in hexadecimal digits. A released version's file never changes. That of the
-// newest is written again with ROPETEAM_WRITE_GOLDEN=1 while its version is being made.
+// The messages between daemons, of each version that this build speaks, kept as files: golden/protocol-N.txt
+// has a line for each message with its name and its encoding in hexadecimal digits. A released version's file
+// never changes. The newest version's file is rewritten with ROPETEAM_WRITE_GOLDEN=1 until that version is
+// released.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -23,7 +24,8 @@ using Messages =
     decltype(std::tuple_cat(fuzz::EngineMessages(), std::tuple<TraceQuestion, TraceAnswer, Envelope>(),
                             fuzz::EngineQuestions(), fuzz::EngineReplies()));
 
-// Numbers that count up, so that no two fields have the same value; two elements in every list.
+// Fills integers and strings with increasing numbers, so that no two have the same value. Every list gets two
+// elements.
 class Filler {
  public:
   template <typename T>
@@ -117,7 +119,7 @@ TEST(Golden, EveryVersionsMessagesAreReadAndWrittenAsTheyWere) {
   }
 }
 
-// A question may be asked in one epoch and repeated in the next, in which another version is spoken.
+// A question may be asked in one epoch and repeated in the next, where another version is spoken.
 TEST(Golden, WhatIsRepeatedInTheNextEpochIsTheSameInEveryVersion) {
   const auto same = [](auto message) {
     Filler().Fill(message);
@@ -132,7 +134,7 @@ TEST(Golden, WhatIsRepeatedInTheNextEpochIsTheSameInEveryVersion) {
   (std::make_index_sequence<std::tuple_size_v<fuzz::EngineQuestions>>());
 }
 
-// The older version's bytes end where the newer one's go on: neither is taken for the other.
+// The newer version has more fields at the end. Neither version may be decoded as the other.
 TEST(Golden, AMessageOfTheOtherVersionIsRefused) {
   LeaderState state;
   Filler().Fill(state);

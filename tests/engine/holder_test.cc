@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The holder's side of a copy, by single messages: what a network that delays and reorders may do to it.
+// The holder's side of a copy, one message at a time, as a network may delay and reorder them.
 
 #include <gtest/gtest.h>
 
@@ -36,7 +36,6 @@ class HolderTest : public ::testing::Test, protected Engines {
     for (const StartCheck& check : out.checks) ranges += check.ranges.size();
     return ranges;
   }
-  // The first message of this kind.
   template <typename Message>
   static Message Sent(const Outbox& out) {
     for (const SendMessage& sent : out.messages) {
@@ -59,7 +58,7 @@ TEST_F(HolderTest, ACheckOfAnAbortedCopySaysNothingOfOneThatADelayedReservationM
   const Outbox arrived = Tell(kHolder, ReplicaArrived{copy_, {0, 2}, {11, 22}});
   ASSERT_EQ(Ranges(arrived), 2u);
   Tell(kHolder, ReplicaAbort{copy_, false});
-  // The repeat of a reservation that was sent before the abort.
+  // A repeated reservation, sent before the abort, arrives late.
   const auto grant = Sent<ReplicaGrant>(Tell(kHolder, Reserve(1)));
   EXPECT_EQ(ChunkCount(grant.extents), 1u);
   EndCheck(arrived.checks.front().tag, {});
@@ -73,9 +72,9 @@ TEST_F(HolderTest, ACheckOfAnAbortedCopySaysNothingOfOneThatADelayedReservationM
   EXPECT_EQ(node(kHolder).store->chunks_free(), node(kHolder).store->chunks_total());
 }
 
-// The copy has been sealed and released, and its chunks are another's. A repeat of its reservation arrives late and
-// gets other memory under the same number. The source, which has not heard of the seal, asks for it again: it must
-// not be told that its chunks are bad, or it would put them again where it put them before.
+// The copy was sealed and released, and its chunks were reused. A repeat of its reservation arrives late and
+// gets other memory under the same copy number. The source has not heard of the seal and asks for it again.
+// It must not be told that chunks are bad, or it would put them into the reused memory.
 TEST_F(HolderTest, ASealOfMemoryThatHasBeenReusedIsUnknown) {
   const auto first = Sent<ReplicaGrant>(Tell(kHolder, Reserve(1)));
   Tell(kHolder, ReplicaAbort{copy_, false});
@@ -98,8 +97,8 @@ TEST_F(HolderTest, ACopyStaysWithTheShardThatItWasReservedFor) {
 
 TEST_F(HolderTest, MessagesThatDoNotFitTheirCopyAreRefused) {
   const auto grant = Sent<ReplicaGrant>(Tell(kHolder, Reserve(2)));
-  EXPECT_EQ(Ranges(Tell(kHolder, ReplicaArrived{copy_, {0, 2}, {1, 2}})), 0u);  // chunk 2 of two
-  EXPECT_EQ(Ranges(Tell(kHolder, ReplicaArrived{copy_, {0, 1}, {1}})), 0u);     // a checksum short
+  EXPECT_EQ(Ranges(Tell(kHolder, ReplicaArrived{copy_, {0, 2}, {1, 2}})), 0u);  // there is no chunk 2
+  EXPECT_EQ(Ranges(Tell(kHolder, ReplicaArrived{copy_, {0, 1}, {1}})), 0u);     // one checksum is missing
   EXPECT_EQ(Ranges(Tell(kHolder, ReplicaArrived{copy_, {1, 1, 1}, {1, 2, 3}})), 1u);
   ShardMeta meta{Id(1, 0), 2, 1, kTestChunk, 3 * kTestChunk, 64, 0};
   const ReplicaSeal seal{copy_, 0, meta, {1, 2, 3}, false, grant.reservation};
@@ -130,8 +129,8 @@ TEST_F(HolderTest, AStepIsReadOnceHoweverOftenItsVerifyIsOrdered) {
   EXPECT_EQ(Ranges(Tell(kHolder, order)), 3u) << "the result may have been lost";
 }
 
-// The leader has not heard yet that the two have lost each other. What is ordered must not wait, and keep the shard
-// from being released, until they meet again.
+// The two nodes have lost their link, and the leader does not know it yet. The ordered copy must end: if it
+// waited for the link, the shard could not be released.
 TEST_F(HolderTest, AnOrderedCopyToAMemberThatCannotBeReachedEnds) {
   Save(kSource, 1, TestShard(2, 'a'));
   PassTime(1'000'000);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a node has reaches the leader as changes, and a leader that holds something else asks for all of it.
+// A node reports its inventory to the leader as changes. If the leader's copy does not match, it asks for the
+// whole inventory.
 
 #include "core/engine/inventory.h"
 
@@ -36,7 +37,7 @@ SessionReport Session(Rank rank, Step ended) {
   return session;
 }
 
-// A node's end and the leader's, and what is in between.
+// The node's end, the leader's end, and the messages between them.
 class InventoryTest : public ::testing::Test {
  protected:
   InventoryTest() {
@@ -163,13 +164,13 @@ TEST_F(InventoryTest, TheSameLeaderIsToldInANewEpochWithoutTheListsAndAnotherAll
 TEST_F(InventoryTest, ALeaderThatHoldsSomethingElseGetsAWholeOne) {
   content_.report.copies = {Copy(1, 0)};
   EXPECT_TRUE(Tell());
-  held_ = HeldInventory();  // the leader has led no more for a while
+  held_ = HeldInventory();  // it stopped leading for a while
   sender_.OnChange();
   EXPECT_FALSE(Exchange());
   EXPECT_FALSE(change_);
   EXPECT_EQ(held_.sequence(), 0u);
   EXPECT_TRUE(Tell());
-  // The base is the right one, and the leader's copy of it is not: the digest tells.
+  // The base is right, but the leader's copy of it is not. The digest shows this.
   Inventory wrong = held_.inventory();
   wrong.sequence = 0;
   wrong.report.copies[0].stream_bytes = 99;

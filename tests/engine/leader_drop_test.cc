@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which steps a leader lets a rank drop, and when it says that they are gone.
+// Which steps a leader lets a rank drop, and when it answers that they are released.
 
 #include "tests/engine/leader_fixture.h"
 
@@ -15,14 +15,14 @@ using ::testing::Not;
 
 constexpr StepId Current(Step step) { return {kCurrent, step}; }
 
-// Three nodes, of which the leader holds nothing; K = 3.
+// Three nodes; the leader holds nothing. K = 3.
 class DropTest : public LeaderTest {
  protected:
   DropTest() {
     settings_ = {1, 3, 3};
     Members({kFirst, kSecond});
   }
-  // Every rank's shard of these steps, in two copies.
+  // The members hold every rank's shard of these steps, in two copies.
   void Hold(const std::vector<StepId>& steps, const std::vector<CopyReport>& first_too = {}) {
     std::vector<CopyReport> first = first_too;
     std::vector<CopyReport> second;
@@ -42,7 +42,7 @@ class DropTest : public LeaderTest {
     ASSERT_EQ(Ids(Told(kFirst).marked).size(), steps.size());
     Acknowledge();
   }
-  // kDeadlineExceeded: it is not answered yet.
+  // kDeadlineExceeded: not answered yet.
   Code Drop(Step step, bool saved = false, Incarnation by = kCurrent) {
     return Ask(kFirst, Question::Topic::kDrop, Encode(DropQuestion{step, by, 1, saved}));
   }
@@ -62,12 +62,12 @@ TEST_F(DropTest, AnOlderCommittedStepIsReleasedAndTheAnswerWaitsForEveryMember) 
   Hold({Current(5), Current(7)});
   EXPECT_EQ(Drop(6), Code::kOk);
   EXPECT_EQ(Drop(6), Code::kOk) << "again";
-  // A step more is committed, and the dropped one counts for none of the three.
+  // One more step is committed; the dropped step does not count towards K.
   Commit({Current(5), Current(7), Current(8)});
   EXPECT_THAT(Kept(), ElementsAre(Current(5), Current(7), Current(8)));
 }
 
-// A copy may have been sealed that no inventory has told of.
+// A copy may have been sealed and not yet reported in an inventory.
 TEST_F(DropTest, NoCopyInAnyInventoryIsNotEnough) {
   Commit({Current(5), Current(6)});
   EXPECT_EQ(Drop(5), Code::kDeadlineExceeded);
@@ -108,7 +108,7 @@ TEST_F(DropTest, AnUncommittedStepThatWasDroppedIsNeverCommitted) {
   Hold({Current(5)}, {Own(Current(6), 0)});
   EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
   EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(Current(6)));
-  // The last copies come while the order is on its way.
+  // The last copies are reported while the order to release is on its way.
   Hold({Current(5), Current(6)});
   EXPECT_THAT(Ids(Told(kSecond).committed), Not(Contains(Current(6))));
   Hold({Current(5)});
@@ -117,7 +117,7 @@ TEST_F(DropTest, AnUncommittedStepThatWasDroppedIsNeverCommitted) {
   EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(Current(6))) << "a rank may still be saving it";
 }
 
-// The asking rank's node has sealed it this moment.
+// The asking rank's node has just sealed the step, and the leader does not know it yet.
 TEST_F(DropTest, AStepThatTheLeaderHasNotHeardOfIsDroppedIfTheRankHasSavedIt) {
   Commit({Current(5)});
   EXPECT_EQ(Drop(6), Code::kNotFound);
@@ -134,7 +134,7 @@ TEST_F(DropTest, AnUncommittedStepIsDroppedOnlyWithAllNodesAndACommittedOne) {
   Tell(kSecond, {Own(Current(5), 1)});
   EXPECT_EQ(Drop(5), Code::kInvalidArgument) << "there is nothing else to restore";
   Commit({Current(5)});
-  // The other node may have marked step 6 and be the only one that has.
+  // The other node is away, and may be the only one that has marked step 6.
   Members({kFirst});
   Tell(kFirst, {Marked(Own(Current(5), 0)), Marked(Own(Current(5), 1)), Own(Current(6), 0)});
   Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
@@ -143,7 +143,7 @@ TEST_F(DropTest, AnUncommittedStepIsDroppedOnlyWithAllNodesAndACommittedOne) {
   EXPECT_THAT(Ids(Told(kFirst).dead), IsEmpty());
 }
 
-// Nobody's incarnation goes with it: a rank's has to be the present one.
+// An operator names no incarnation; a rank must name the current one.
 TEST_F(DropTest, AnOperatorDropsWithoutAnIncarnation) {
   Commit({Current(5), Current(6)});
   const auto drop = [&](Step step) {
@@ -159,7 +159,7 @@ TEST_F(DropTest, AnOperatorDropsWithoutAnIncarnation) {
   EXPECT_EQ(drop(5), Code::kOk);
 }
 
-// Two ranks drop two steps while the newest one is lost: the newer of them stays.
+// Two ranks drop two steps, then the newest step is lost: the newer of the dropped ones stays.
 TEST_F(DropTest, WhereTheNewestCommittedStepIsLostADroppedOneStays) {
   Commit({Current(5), Current(6), Current(7)});
   EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
@@ -189,7 +189,7 @@ TEST_F(DropTest, ANewLeaderHasNothingToRemember) {
   Hold({Current(6)});
   Acknowledge();
   EXPECT_EQ(Drop(5), Code::kNotFound);
-  // A member that was away: a step that is older than the newest one.
+  // A member that was away returns with the dropped step, which is older than the newest one.
   Tell(kFirst, {Marked(Own(Current(5), 0)), Own(Current(6), 0), Replica(Current(6), 1)});
   EXPECT_EQ(Told(kFirst).release_before.id, Current(6));
   EXPECT_EQ(Drop(5), Code::kDeadlineExceeded) << "it can be dropped again";

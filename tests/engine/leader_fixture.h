@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the leader announces is a function of the inventories it was told: one engine that leads, and members
-// that exist only in what the test says of them.
+// What the leader announces depends only on the reported inventories. So there is one engine, which leads;
+// the members exist only as the messages that a test sends.
 
 #ifndef ROPETEAM_TESTS_ENGINE_LEADER_FIXTURE_H_
 #define ROPETEAM_TESTS_ENGINE_LEADER_FIXTURE_H_
@@ -59,7 +59,7 @@ inline std::vector<StepId> Ids(const std::vector<StepKey>& keys) {
   return ids;
 }
 
-// The members' store copies go where what the leader announced allows: this is what a member may do.
+// Whether a member may release or evict its copies of the step after this announcement.
 inline bool MayGo(const LeaderState& state, const StepId& step) {
   const std::vector<StepId> keep = Ids(state.keep);
   if (std::find(keep.begin(), keep.end(), step) != keep.end()) return false;
@@ -92,7 +92,7 @@ class LeaderTest : public ::testing::Test {
     SetLogSink(nullptr, LogLevel::kWarning);
   }
 
-  // The leader and these are in the view, of the next epoch.
+  // Begins the next epoch with the leader and these members.
   void Members(const std::vector<NodeId>& nodes) {
     View view;
     view.epoch = ++epoch_;
@@ -112,7 +112,7 @@ class LeaderTest : public ::testing::Test {
     member.ordinal = static_cast<uint32_t>(node);
     return member;
   }
-  // The member's whole inventory from now on.
+  // The member reports this whole inventory.
   void Tell(NodeId from, std::vector<CopyReport> copies, std::vector<SessionReport> sessions = {}) {
     Inventory inventory;
     inventory.sequence = ++sequence_;
@@ -139,7 +139,7 @@ class LeaderTest : public ::testing::Test {
     session.token = 100 + rank;
     return session;
   }
-  // A rank of an incarnation that has this name says hello on the member.
+  // A rank with this incarnation token says hello to the member.
   Code Join(NodeId from, Rank rank, const std::string& token, uint32_t world_size = kWorld) {
     JoinQuestion join;
     join.rank = rank;
@@ -178,7 +178,7 @@ class LeaderTest : public ::testing::Test {
       }
     }
   }
-  // What the member was told last.
+  // The last announcement to the member.
   const LeaderState& Told(NodeId node) const { return announced_.at(node).value(); }
 
   static constexpr uint64_t kChunk = 4096;

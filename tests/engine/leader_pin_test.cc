@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which step an incarnation restores, and who is admitted to it.
+// Which step an incarnation restores, and which ranks are admitted to it.
 
 #include "tests/engine/leader_fixture.h"
 
@@ -11,7 +11,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// The step was chosen while a member had it that is lost, and no rank has heard of the choice.
+// A member that held the chosen step is lost before any rank was told the choice.
 TEST_F(LeaderTest, APinThatNoRankHasBeenToldIsChosenAgain) {
   const StepId older{kCurrent - 1, 7};
   const StepId newer{kCurrent - 1, 8};
@@ -35,7 +35,7 @@ TEST_F(LeaderTest, APinThatNoRankHasBeenToldIsChosenAgain) {
   EXPECT_EQ(latest.step.id, older);
 }
 
-// The node that returns before any rank was told has a newer committed step.
+// A node returns with a newer committed step before any rank was told the choice.
 TEST_F(LeaderTest, ANewerCommittedStepThatReturnsBeforeARankIsToldIsChosenInstead) {
   const StepId older{kCurrent - 1, 7};
   const StepId newer{kCurrent - 1, 8};
@@ -57,8 +57,8 @@ TEST_F(LeaderTest, ANewerCommittedStepThatReturnsBeforeARankIsToldIsChosenInstea
   EXPECT_EQ(latest.step.id, newer);
 }
 
-// A node that returns holds what nobody knew of. Until it has said so it is told nothing, however long that
-// takes: the state of the view before would have it release that.
+// A returning node may hold copies that no member knew of. Until it has reported its inventory, however long
+// that takes, the leader announces nothing to it: the previous state would make it release them.
 TEST_F(LeaderTest, AReturningMemberIsToldNothingThatWasJudgedWithoutIt) {
   const StepId old{kCurrent, 7};
   const StepId lost{kCurrent, 9};
@@ -77,8 +77,8 @@ TEST_F(LeaderTest, AReturningMemberIsToldNothingThatWasJudgedWithoutIt) {
   EXPECT_THAT(Ids(Told(kSecond).committed), Contains(lost));
 }
 
-// An incarnation that has not chosen yet may have to fall back to what the one before it restored, if what that one
-// saved since is lost before anything of it is committed.
+// An incarnation that has not chosen yet may have to restore the same step as its predecessor: what the
+// predecessor saved may be lost before a step of it is committed.
 TEST_F(LeaderTest, WhatAnIncarnationRestoredStaysWhileTheNextHasNotChosen) {
   const StepId restored{kCurrent - 1, 5};
   const StepId since{kCurrent, 6};
@@ -94,10 +94,10 @@ TEST_F(LeaderTest, WhatAnIncarnationRestoredStaysWhileTheNextHasNotChosen) {
   ASSERT_GT(Told(kFirst).incarnation.number, kCurrent);
   EXPECT_FALSE(MayGo(Told(kFirst), restored));
   EXPECT_FALSE(MayGo(Told(kFirst), since));
-  // And through an incarnation that nobody chose in.
+  // The same after an incarnation that chose nothing.
   ASSERT_EQ(Join(kFirst, 0, "run7"), Code::kOk);
   EXPECT_FALSE(MayGo(Told(kSecond), restored));
-  // A newer step that is committed is better.
+  // A newer step becomes committed, and is kept.
   incarnation_ = Told(kFirst).incarnation;
   Tell(kFirst, {Own(restored, 0), Replica(restored, 1), Own(since, 0), Replica(since, 1)});
   Tell(kSecond, {Own(restored, 1), Own(since, 1), Replica(since, 0)});
@@ -105,8 +105,8 @@ TEST_F(LeaderTest, WhatAnIncarnationRestoredStaysWhileTheNextHasNotChosen) {
   EXPECT_FALSE(MayGo(Told(kFirst), since));
 }
 
-// Who looks at a job that trains (a notebook, a script of another size) must not end its incarnation; what the
-// launcher starts again gets its incarnation as soon as the former world has left.
+// A notebook, or a script of another world size, must not end the incarnation of a training job. Restarted
+// ranks get their incarnation as soon as the former ranks have left.
 TEST_F(LeaderTest, AHandleWithoutATokenEndsNoOtherWorldThatIsOpen) {
   Members({kFirst, kSecond});
   Tell(kFirst, {}, {Open(0)});
@@ -134,7 +134,7 @@ TEST_F(LeaderTest, AHandleOfAnotherWorldSizeEndsNoWorldWithoutANameThatIsOpen) {
   EXPECT_GT(Told(kFirst).incarnation.number, kCurrent);
 }
 
-// Another question may be older than any to join that the node still asks.
+// `asking_from` is the node's oldest open join question. Other open questions may be older.
 TEST_F(LeaderTest, OfQuestionsThatComeLateOnlyThoseToJoinAreIgnored) {
   Members({kFirst});
   question_ = 9;
@@ -144,7 +144,7 @@ TEST_F(LeaderTest, OfQuestionsThatComeLateOnlyThoseToJoinAreIgnored) {
   EXPECT_EQ(Ask(kFirst, Question::Topic::kReport, ""), Code::kOk);
 }
 
-// Once the next incarnation has chosen another step, what the one before restored is as any other.
+// Once the next incarnation has chosen another step, the step that the former one restored may be released.
 TEST_F(LeaderTest, WhatAnIncarnationRestoredMayGoWhenTheNextHasChosenAnother) {
   const StepId restored{kCurrent - 1, 5};
   const StepId since{kCurrent, 6};
@@ -164,7 +164,7 @@ TEST_F(LeaderTest, WhatAnIncarnationRestoredMayGoWhenTheNextHasChosenAnother) {
   EXPECT_TRUE(MayGo(Told(kFirst), restored));
 }
 
-// A node was given a copy by a node of an incarnation that it has not heard of, and all that had are lost.
+// A node got copies of an incarnation that it has not heard of, and every node that knew it is lost.
 TEST_F(LeaderTest, AStepOfAnIncarnationThatNobodyHeardOfIsNotOfferedToAnOlderOne) {
   const StepId newer{kCurrent + 1, 9};
   Members({kFirst, kSecond});
@@ -173,8 +173,8 @@ TEST_F(LeaderTest, AStepOfAnIncarnationThatNobodyHeardOfIsNotOfferedToAnOlderOne
   EXPECT_EQ(Ask(kFirst, Question::Topic::kLatest, Encode(LatestQuestion{kCurrent})), Code::kStale);
 }
 
-// The leader before made the choice, and was lost with the only copy of a shard of it. One member never heard
-// of the choice: so no rank was told, and the incarnation need not wait for what is lost.
+// The former leader made the choice and was lost with the only copy of one of its shards. One member never
+// heard of the choice, so no rank was told, and the incarnation need not wait for the lost shard.
 TEST_F(LeaderTest, APinThatAMemberNeverHeardOfIsChosenAgainByTheNextLeader) {
   const StepId older{kCurrent - 1, 7};
   const StepId newer{kCurrent - 1, 8};
@@ -191,7 +191,7 @@ TEST_F(LeaderTest, APinThatAMemberNeverHeardOfIsChosenAgainByTheNextLeader) {
   EXPECT_EQ(latest.step.id, older);
 }
 
-// Every member had heard: a rank may have been told, and gone on from it.
+// Every member heard of the choice, so a rank may have been told and may have gone on from it.
 TEST_F(LeaderTest, APinThatEveryMemberHeardOfIsNotChosenAgainByTheNextLeader) {
   const StepId older{kCurrent - 1, 7};
   const StepId newer{kCurrent - 1, 8};

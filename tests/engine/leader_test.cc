@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the leader judges as committed, keeps, releases and announces.
+// Which steps the leader commits, keeps, releases and announces.
 
 #include "tests/engine/leader_fixture.h"
 
@@ -21,7 +21,7 @@ TEST_F(LeaderTest, WhatAllRanksHaveCopiesOfIsCommittedAndKept) {
   EXPECT_THAT(Ids(Told(kSecond).keep), ElementsAre(step));
 }
 
-// The next incarnation has a higher number than any that was heard of: from the highest there is none.
+// The next incarnation has a higher number than any known one, and no number is higher than the highest.
 TEST_F(LeaderTest, AnIncarnationThatCannotBeIsNotCountedOnFrom) {
   const StepId step{kCurrent, 7};
   Members({kFirst, kSecond});
@@ -32,8 +32,8 @@ TEST_F(LeaderTest, AnIncarnationThatCannotBeIsNotCountedOnFrom) {
   EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
 }
 
-// What members may evict from the moment it is announced must not be judged committed by a copy that is
-// heard of afterwards: some member may have evicted its own meanwhile.
+// Members may evict a step as soon as the leader announces it evictable. A copy reported afterwards must not
+// commit that step: some member may have evicted its own copy meanwhile.
 TEST_F(LeaderTest, AFormerStepThatMayGoIsCommittedByNoCopyThatComesLate) {
   const StepId restored{kCurrent - 1, 7};
   const StepId newer{kCurrent - 1, 8};
@@ -46,14 +46,14 @@ TEST_F(LeaderTest, AFormerStepThatMayGoIsCommittedByNoCopyThatComesLate) {
   Tell(kFirst, {Own(restored, 0), Own(newer, 0), Own(newer, 1)});
   Tell(kSecond, {Own(restored, 1), Replica(newer, 0), Replica(newer, 1)});
   EXPECT_THAT(Ids(Told(kFirst).committed), IsEmpty());
-  // Unless somebody was told before, by a leader that knew more.
+  // Unless a copy is marked: a former leader, which knew more, may have told a rank.
   Tell(kFirst, {Own(restored, 0), Marked(Own(newer, 0)), Own(newer, 1)});
   EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(newer));
   EXPECT_FALSE(MayGo(Told(kFirst), newer));
 }
 
-// Nor by copies that are heard of all at once: the ranks train on from the older step, and a restart from the newer
-// one would undo what they have done since.
+// Copies reported all at once do not commit it either. The ranks train on from the older step, and a restart
+// from the newer one would undo that work.
 TEST_F(LeaderTest, AFormerStepNewerThanTheRestoredOneIsNotCommitted) {
   const StepId older{kCurrent - 1, 6};
   const StepId restored{kCurrent - 1, 7};
@@ -71,8 +71,8 @@ TEST_F(LeaderTest, AFormerStepNewerThanTheRestoredOneIsNotCommitted) {
   EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(restored, older));
 }
 
-// Ranks are told of a commit, and older steps are released for it, when every member knows of it: whatever is
-// lost then, what is left does.
+// Ranks are told of a commit, and older steps are released, only when every member has marked it. Then the
+// surviving members always know of the commit.
 TEST_F(LeaderTest, ACommitIsToldAndReleasesOlderStepsWhenEveryMemberHasMarkedIt) {
   settings_.keep_steps = 1;
   const StepId older{kCurrent, 7};
@@ -90,8 +90,8 @@ TEST_F(LeaderTest, ACommitIsToldAndReleasesOlderStepsWhenEveryMemberHasMarkedIt)
   EXPECT_EQ(Told(kSecond).release_before.id, newer);
 }
 
-// Its copies were marked by a leader that died before every member had done so. No rank was told, and now the world has
-// gone on from an older step.
+// The leader that had the copies marked died before every member had done so. No rank was told, and by now
+// the ranks have gone on from an older step.
 TEST_F(LeaderTest, AMarkedStepThatTheWorldHasLeftBehindIsKnownAndNotTold) {
   const StepId restored{kCurrent - 1, 3};
   const StepId left_behind{kCurrent - 1, 4};
@@ -110,7 +110,7 @@ TEST_F(LeaderTest, AMarkedStepThatTheWorldHasLeftBehindIsKnownAndNotTold) {
   EXPECT_THAT(Ids(Told(kFirst).marked), ElementsAre(restored));
 }
 
-// More steps become committed at once than an announcement lists, behind one that has just been listed.
+// More steps become committed at once than one announcement lists, after one step that was just listed.
 TEST_F(LeaderTest, ACommitThatRanksAreNotToldOfReleasesNothing) {
   settings_.keep_steps = 1;
   std::vector<CopyReport> first, second;
@@ -142,7 +142,7 @@ TEST_F(LeaderTest, ACommitThatRanksAreNotToldOfReleasesNothing) {
   EXPECT_TRUE(MayGo(Told(kFirst), {kCurrent, 1}));
 }
 
-// Whatever changes all the time: a rank may save on, step after step, while the others have no room.
+// Constant changes do not prevent it: one rank may save step after step while the others have no room.
 TEST_F(LeaderTest, OlderStepsAreReleasedForWantOfMemoryAlsoWhileInventoriesKeepComing) {
   const StepId older{kCurrent, 7};
   const StepId newer{kCurrent, 8};
@@ -156,7 +156,8 @@ TEST_F(LeaderTest, OlderStepsAreReleasedForWantOfMemoryAlsoWhileInventoriesKeepC
   EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
 }
 
-// The time counts from the shortage: before it nothing was saved, and so nothing replicated, for longer than that.
+// The time counts from the shortage. Before it nothing was saved, and so nothing replicated, for a longer
+// time.
 TEST_F(LeaderTest, OlderStepsAreReleasedOnlyWhenMemoryHasBeenShortForLong) {
   const StepId older{kCurrent, 7};
   const StepId newer{kCurrent, 8};
@@ -173,7 +174,7 @@ TEST_F(LeaderTest, OlderStepsAreReleasedOnlyWhenMemoryHasBeenShortForLong) {
   EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
 }
 
-// A member says for a second after each refusal that it is short, and refusals may be further apart.
+// A member reports the shortage for a second after each refusal, and refusals may be further apart.
 TEST_F(LeaderTest, AShortageWithGapsIsOne) {
   const StepId older{kCurrent, 7};
   const StepId newer{kCurrent, 8};
@@ -187,7 +188,8 @@ TEST_F(LeaderTest, AShortageWithGapsIsOne) {
   EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
 }
 
-// A refused order ends after its time, and its target gets no other for as long again: so far apart are its refusals.
+// A refused order ends at its timeout, and its target gets no other order for as long again. So refusals are
+// that far apart.
 TEST_F(LeaderTest, RefusalsOfRepeatedOrdersAreOneShortage) {
   const StepId older{kCurrent, 7};
   const StepId newer{kCurrent, 8};
@@ -201,7 +203,7 @@ TEST_F(LeaderTest, RefusalsOfRepeatedOrdersAreOneShortage) {
   EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
 }
 
-// The node that is away may have what the rank saved before its daemon was started again.
+// The node that is away may have what the rank saved before its daemon restarted.
 TEST_F(LeaderTest, AStepThatARankMayHaveSavedInAnEarlierSessionIsHopelessOnlyWhenAllNodesAreHere) {
   const StepId before{kCurrent, 7};
   const StepId refused{kCurrent, 9};
@@ -221,7 +223,8 @@ TEST_F(LeaderTest, AStepThatARankMayHaveSavedInAnEarlierSessionIsHopelessOnlyWhe
   EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(before, refused));
 }
 
-// Nobody can complete the uncommitted step, and it takes the room of the committed one's copy; unless a node is away.
+// The uncommitted step cannot be completed and takes the room of a committed step's copy. If a node is away,
+// it may still be completed.
 TEST_F(LeaderTest, WhatNobodyCanCompleteIsReleasedForTheCopiesOfACommittedStepWhenAllNodesAreHere) {
   const StepId committed{kCurrent, 7};
   const StepId incomplete{kCurrent, 8};
@@ -236,7 +239,7 @@ TEST_F(LeaderTest, WhatNobodyCanCompleteIsReleasedForTheCopiesOfACommittedStepWh
   }
 }
 
-// A side that had not heard of the choice has begun the newer incarnation.
+// After a partition, a side that did not know the choice has begun the newer incarnation.
 TEST_F(LeaderTest, TheNewestChoiceBarsAlsoUnderAnIncarnationThatWasBegunWithoutIt) {
   const StepId restored{kCurrent - 2, 7};
   const StepId left_behind{kCurrent - 2, 8};
@@ -262,7 +265,8 @@ TEST_F(LeaderTest, TheNewestChoiceBarsAlsoUnderAnIncarnationThatWasBegunWithoutI
   }
 }
 
-// What it chose is not known, so nothing uncommitted from before it is committed under the next one.
+// The forgotten incarnation's choice is unknown, so no uncommitted step from before it is committed under the
+// next one.
 TEST_F(LeaderTest, UnderTheIncarnationAfterAForgottenOneNoStepFromBeforeIsCommitted) {
   const StepId before{kCurrent - 1, 7};
   incarnation_.forgotten = true;
@@ -289,7 +293,7 @@ TEST_F(LeaderTest, AnIncarnationThatCannotBeIsIgnored) {
   incarnation_.pinned_by = kCurrent + 2;
   Tell(kSecond, {});
   EXPECT_EQ(Told(kFirst).incarnation.number, kCurrent);
-  // The next incarnation could not be counted on from these.
+  // After these, no higher incarnation number is left.
   for (const Incarnation beyond : {kIncarnationMax, ~Incarnation{0}}) {
     incarnation_ = IncarnationState();
     incarnation_.number = beyond;
@@ -300,7 +304,8 @@ TEST_F(LeaderTest, AnIncarnationThatCannotBeIsIgnored) {
   EXPECT_EQ(Told(kFirst).incarnation.number, NextIncarnation(kCurrent, epoch_));
 }
 
-// The leader that counted them is gone. Of two notes of a step the one of the higher revision is the newer.
+// The leader that counted the restores is gone. Of two notes about a step, the one with the higher revision
+// is newer.
 TEST_F(LeaderTest, WhatAMemberKnowsOfRestoresIsToldToAll) {
   Members({kFirst, kSecond});
   const StepId step{kCurrent - 1, 7};
@@ -320,7 +325,8 @@ TEST_F(LeaderTest, WhatAMemberKnowsOfRestoresIsToldToAll) {
   EXPECT_THAT(Told(kFirst).restores, ElementsAre(newer)) << "it cannot be";
 }
 
-// Whatever the order in which members tell it: what keeps and persists more, of the newest incarnation.
+// The order of the reports does not matter. Of the newest incarnation's values, those that keep and persist
+// the most count.
 TEST_F(LeaderTest, WhatMembersKnowOfThePolicyIsPutTogether) {
   Members({kFirst, kSecond});
   const auto tell = [&](NodeId from, const RankPolicy& policy) {
@@ -356,7 +362,7 @@ TEST_F(LeaderTest, DecidesNothingWithoutALease) {
   EXPECT_EQ(Join(kFirst, 0, "run6"), Code::kOk);
 }
 
-// The leader before may go on until its lease has run out.
+// The former leader may go on until its lease has expired.
 TEST_F(LeaderTest, ANewLeaderDecidesNothingBeforeTheFormerOnesLeaseHasRunOut) {
   const StepId step{kCurrent, 7};
   settle_us_ = 500'000;
@@ -370,8 +376,8 @@ TEST_F(LeaderTest, ANewLeaderDecidesNothingBeforeTheFormerOnesLeaseHasRunOut) {
   EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
 }
 
-// Rank 0 was opened again elsewhere while the nodes with its committed shard were away, and has saved other
-// bytes under the same name. They must not be marked: a marked copy is never dropped.
+// While the nodes with rank 0's committed shard were away, rank 0 was opened on another node and saved other
+// bytes as the same shard. These must not be marked: a marked copy is never dropped.
 TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
   const StepId step{kCurrent, 7};
   const std::vector<CopyReport> committed = {Marked(With(Own(step, 0), 1)), Marked(Replica(step, 1))};
@@ -391,8 +397,8 @@ TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
   EXPECT_THAT(Ids(Told(kSecond).committed), ElementsAre(step));
 }
 
-// The state that listed the step first is lost on its way to the second member, and the step is not listed for a
-// while. Acknowledging what came between says nothing of its mark.
+// The first announcement that listed the step did not reach the second member, and then the step is not
+// listed for a while. An acknowledgement of an announcement in between says nothing about the mark.
 TEST_F(LeaderTest, AStepThatIsListedAgainIsToldWhenThatListIsAcknowledged) {
   const StepId step{kCurrent, 7};
   const std::vector<CopyReport> first = {With(Own(step, 0), 1), Replica(step, 1)};
@@ -412,8 +418,8 @@ TEST_F(LeaderTest, AStepThatIsListedAgainIsToldWhenThatListIsAcknowledged) {
   EXPECT_THAT(Ids(Told(kFirst).marked), ElementsAre(step));
 }
 
-// A member marks what the leader has compared. A copy that is sealed behind the list is marked when the leader has
-// heard of it.
+// A member marks only copies that the leader has compared. A copy sealed after that is marked when the leader
+// has heard of it.
 TEST_F(LeaderTest, AMemberIsToldWhichOfItsCopiesWereJudged) {
   const StepId step{kCurrent, 7};
   const std::vector<CopyReport> own = {Own(step, 0), Replica(step, 1)};
@@ -431,7 +437,7 @@ TEST_F(LeaderTest, AMemberIsToldWhichOfItsCopiesWereJudged) {
   EXPECT_EQ(Told(kSecond).judged, sequence_);
 }
 
-// What a member had in the epoch before it may have lost with the view's change.
+// With the change of view a member may have lost copies that it had in the epoch before.
 TEST_F(LeaderTest, InANewEpochNothingIsAnnouncedBeforeEveryMemberHasAnsweredInIt) {
   const StepId step{kCurrent, 7};
   Members({kFirst, kSecond});
@@ -448,7 +454,7 @@ TEST_F(LeaderTest, InANewEpochNothingIsAnnouncedBeforeEveryMemberHasAnsweredInIt
   EXPECT_TRUE(announced_.contains(kFirst) && announced_.contains(kSecond));
 }
 
-// 16,384 members are told what has changed, not that something was said.
+// With 16,384 members, an announcement is sent only if it changes something.
 TEST_F(LeaderTest, WhatDecidesNothingIsNotAnnounced) {
   const StepId step{kCurrent, 7};
   Members({kFirst, kSecond});
@@ -462,7 +468,7 @@ TEST_F(LeaderTest, WhatDecidesNothingIsNotAnnounced) {
   EXPECT_THAT(announced_, IsEmpty());
 }
 
-// The owner's report and the holder's are two messages: either may come first.
+// The owner and the holder report in separate messages, so either report may come first.
 TEST_F(LeaderTest, AHoldersCopyThatIsReportedFirstIsNoOrphan) {
   const StepId step{kCurrent, 7};
   Members({kFirst, kSecond, kSecond + 1});
@@ -474,14 +480,14 @@ TEST_F(LeaderTest, AHoldersCopyThatIsReportedFirstIsNoOrphan) {
   Tell(kSecond, {Own(step, 0), Own(step, 1)}, {Open(1)});
   PassTime(1'000'000);
   EXPECT_TRUE(orders_.empty());
-  // An own copy that does not come is lost.
+  // An own copy that is not reported is lost.
   Tell(kSecond, {Own(step, 0)}, {Open(1)});
   PassTime(1'000'000);
   EXPECT_FALSE(orders_.empty());
 }
 
-// The target of the first orders has no room, and nobody tells the leader. The source carries out two orders at a time:
-// they must not be the same two for ever.
+// The target of the first orders has no room, but does not tell the leader. The source carries out two orders
+// at a time. They must not be the same two for ever.
 TEST_F(LeaderTest, OrdersThatComeToNothingMakeWayForOthersAndGoElsewhere) {
   const StepId older{kCurrent, 7};
   const StepId newer{kCurrent, 8};

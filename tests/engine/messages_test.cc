@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An engine must take any bytes from a peer without harm: what cannot be read is dropped, and so is what is
-// not for it.
+// Any bytes from a peer must be harmless to an engine. It drops what it cannot decode or what is addressed to
+// another node.
 #include "core/engine/messages.h"
 
 #include <gtest/gtest.h>
@@ -115,7 +115,7 @@ TEST_F(LoneEngine, ATraceIsTakenFromTheNodeThatWasAskedAndOnce) {
     engine_->OnMessage(3'000, from, Encode(Envelope{5, from, 1, Kind::kTraceAnswer, Encode(said)}));
   };
   answer(question.number + 1, 2);
-  answer(question.number, 1);  // it was not asked
+  answer(question.number, 1);  // this node was not asked
   EXPECT_TRUE(engine_->outbox().answers.empty());
   answer(question.number, 2);
   answer(question.number, 2);
@@ -158,7 +158,7 @@ TEST_F(LoneEngine, TheChunksOfADepartedSourceAreNotUsedBeforeTheQuarantineEnds) 
   EXPECT_EQ(store_->chunks_free(), 16u);
 }
 
-// Where another leads.
+// An engine that another node leads.
 class LedEngine : public LoneEngine {
  protected:
   static constexpr Incarnation kOld = NextIncarnation(0, 3);
@@ -216,7 +216,7 @@ TEST_F(LedEngine, EvictsNothingByTheAnnouncementOfAFormerEpoch) {
   EXPECT_TRUE(GrantsAReplicaOfTenChunks());
 }
 
-// This node may have been declared dead, and what it hears may come from a leader that was as well.
+// Without a lease this node may have been declared dead, and so may the leader that it hears.
 TEST_F(LedEngine, BelievesNoLeaderWithoutALease) {
   engine_->OnLease(2, 3);
   HearState(1, kNew);
@@ -227,7 +227,7 @@ TEST_F(LedEngine, BelievesNoLeaderWithoutALease) {
   EXPECT_TRUE(GrantsAReplicaOfTenChunks());
 }
 
-// It could not lead with it itself.
+// Its pin belongs to the incarnation itself, but must be older.
 TEST_F(LedEngine, BelievesNoIncarnationThatCannotBe) {
   LeaderState state;
   state.sequence = 1;
@@ -244,7 +244,7 @@ TEST_F(LedEngine, BelievesNoIncarnationThatCannotBe) {
   EXPECT_EQ(engine_->incarnation(), 0u);
 }
 
-// The next one could not be counted on from it.
+// No higher incarnation number would be left.
 TEST_F(LedEngine, BelievesNoIncarnationBeyondTheLimit) {
   for (const Incarnation beyond : {kIncarnationMax, ~Incarnation{0}}) {
     HearState(1, beyond);
@@ -255,7 +255,7 @@ TEST_F(LedEngine, BelievesNoIncarnationBeyondTheLimit) {
   EXPECT_EQ(engine_->incarnation(), kIncarnationMax - 1);
 }
 
-// The incarnation has begun, and what the leader keeps for it is still on its way.
+// The incarnation has begun, but the announcement of what the leader keeps for it is still on its way.
 TEST_F(LedEngine, EvictsNothingByTheAnnouncementOfAFormerIncarnation) {
   HearState(1, kOld);
   engine_->OnSessionOpened(3, 1);
@@ -266,7 +266,7 @@ TEST_F(LedEngine, EvictsNothingByTheAnnouncementOfAFormerIncarnation) {
   Hear(Kind::kReply, Encode(Reply{1, Code::kOk, "", Encode(joined)}));
   ASSERT_EQ(engine_->incarnation(), kNew);
   EXPECT_FALSE(GrantsAReplicaOfTenChunks());
-  HearState(2, kOld);  // overtaken by the answer
+  HearState(2, kOld);  // sent before the answer, and overtaken by it
   EXPECT_FALSE(GrantsAReplicaOfTenChunks());
   HearState(3, kNew);
   EXPECT_TRUE(GrantsAReplicaOfTenChunks());

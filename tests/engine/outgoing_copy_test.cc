@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The state machine of one copy, alone: every row of its two tables, and random events against a holder that
+// The state machine of one copy alone: every row of its two tables, and random events against a holder that
 // keeps to the protocol.
 
 #include "core/engine/outgoing_copy.h"
@@ -22,7 +22,7 @@ using ::testing::IsEmpty;
 using State = OutgoingCopy::State;
 using Chunk = OutgoingCopy::Chunk;
 
-// Writes down what the copy asks for. A put lies in the queue until the test lets it leave.
+// Records what the copy asks for. A put stays queued until the test lets it leave.
 class Recorder final : public CopyEffects {
  public:
   struct Put {
@@ -165,7 +165,7 @@ TEST_F(OutgoingCopyTest, ASaveThatGrowsExtendsTheReservation) {
   EXPECT_THAT(effects_.reserved, ElementsAre(6, 8));
   EXPECT_NE(copy_.NextSend(), kNever);
   Fill(6, 2);
-  EXPECT_THAT(effects_.puts, IsEmpty());  // no place is granted yet
+  EXPECT_THAT(effects_.puts, IsEmpty());  // no chunk is granted for them yet
   Grant(4);                               // a repeat of an earlier answer
   EXPECT_EQ(ChunkCount(copy_.extents()), 6u);
   Grant(8);
@@ -181,7 +181,7 @@ TEST_F(OutgoingCopyTest, AShardThatTheHolderHasIsSealedWithoutAByte) {
   EXPECT_EQ(copy_.state(), State::kSealing);
   EXPECT_EQ(effects_.last, 0u);
   EXPECT_THAT(effects_.seals, ElementsAre(0));
-  // Its bytes there are not this copy's: there is nothing to put again.
+  // The holder's bytes are not from this copy, so there is nothing to put again.
   std::vector<uint32_t> from_arena;
   EXPECT_EQ(copy_.Mismatched({0}, &from_arena), 0u);
   EXPECT_EQ(copy_.state(), State::kSealing);
@@ -244,7 +244,7 @@ TEST_F(OutgoingCopyTest, ADroppedCopyWithdrawsWhatWaitsAndWaitsForWhatHasLeft) {
   Advance();
   EXPECT_EQ(copy_.state(), State::kGone);
   EXPECT_THAT(effects_.aborts, ElementsAre(false));
-  EXPECT_THAT(effects_.puts, IsEmpty());  // none was started in between
+  EXPECT_THAT(effects_.puts, IsEmpty());  // none was started meanwhile
 }
 
 TEST_F(OutgoingCopyTest, AnAbortSaysThatAPutHasFailed) {
@@ -288,11 +288,11 @@ TEST_F(OutgoingCopyTest, AChunkFromDeviceMemoryIsReportedWhenItsChecksumIsKnown)
   EXPECT_EQ(copy_.chunk(3), Chunk::kUnsummed);
   Fill(5, 1);
   EXPECT_EQ(copy_.chunk(5), Chunk::kFromDevice);
-  Arrive(5);  // its checksum came before it
+  Arrive(5);  // its checksum was known before it arrived
   Advance();
   EXPECT_THAT(effects_.told, ElementsAre(0, 1, 2, 5));
   EXPECT_EQ(copy_.chunk(0), Chunk::kReported);
-  // The seal tells of the others.
+  // The seal reports the others.
   source_.ready.assign(6, true);
   source_.sealed = true;
   Advance();
@@ -387,7 +387,7 @@ TEST_F(OutgoingCopyDeathTest, AChunkFromTheArenaHasAChecksum) {
   EXPECT_DEATH(copy_.PutArrived(0, false), "check failed");
 }
 
-// Random events. A holder that has answered with a match has every byte that the arena holds.
+// Random events. A copy matches only when the holder has every byte of the arena.
 TEST(OutgoingCopyAtRandom, EveryCopyThatMatchesHasEveryByteAndEveryOtherIsAborted) {
   int matched = 0;
   int dropped = 0;
@@ -400,7 +400,7 @@ TEST(OutgoingCopyAtRandom, EveryCopyThatMatchesHasEveryByteAndEveryOtherIsAborte
     source.ready.resize(chunks);
     Recorder effects;
     OutgoingCopy copy({1, seed}, 2);
-    std::vector<int> there(chunks, 0);  // at the holder: 0 nothing, 1 the right bytes, 2 others
+    std::vector<int> there(chunks, 0);  // at the holder: 0 nothing, 1 right bytes, 2 wrong bytes
     uint32_t granted = 0;
     TimeUs now = 0;
     for (int turn = 0; turn < 2000 && copy.state() != State::kGone; ++turn) {
@@ -477,7 +477,7 @@ TEST(OutgoingCopyAtRandom, EveryCopyThatMatchesHasEveryByteAndEveryOtherIsAborte
       copy.CheckInvariants();
       ASSERT_EQ(copy.on_way(), effects.puts.size());
       for (const auto& [transfer, put] : effects.puts) ASSERT_LT(put.chunk, granted);
-      // A sealed source is not read before the holder has every chunk of the attempt.
+      // No seal is sent before bytes have arrived in every chunk.
       for (uint32_t chunk = 0; copy.state() == State::kSealing && chunk < chunks; ++chunk)
         ASSERT_NE(there[chunk], 0);
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's part in persisting, against members and a storage that exist only in what the test says of them.
+// The leader's part in persisting. Members and storage exist only as the messages that a test sends.
 #include "core/engine/persistence.h"
 
 #include <gmock/gmock.h>
@@ -27,7 +27,7 @@ using ::testing::SizeIs;
 constexpr Incarnation kCurrent = 5;
 constexpr uint32_t kWorld = 2;
 
-// Nodes 1 (the leader) to 3; rank r is saved on node 2 + r, and copied to the other of these two.
+// Nodes 1 (the leader) to 3. Rank r is saved on node 2 + r and copied to the other one of nodes 2 and 3.
 class PersistenceTest : public ::testing::Test {
  protected:
   PersistenceTest()
@@ -103,7 +103,7 @@ class PersistenceTest : public ::testing::Test {
     persistence_.SetKept(told_);
     persistence_.Judge(told_, incarnation_);
   }
-  // The driver is asked for the hold, and says this; null: nothing yet.
+  // Answers the requests for the hold with `hold_says_`; null: no answer yet.
   void AnswerHolds() {
     while (hold_says_ && !context_.out.storage.empty() &&
            std::get_if<HoldStorage>(&context_.out.storage.back().work) != nullptr) {
@@ -113,7 +113,7 @@ class PersistenceTest : public ::testing::Test {
       works_.OnDone(tag, *hold_says_, {});
     }
   }
-  // What else storage has to do for the leader: the one work that is out.
+  // Takes the one other work that storage has to do for the leader.
   StartStorage TakeWork() {
     AnswerHolds();
     EXPECT_EQ(context_.out.storage.size(), 1u);
@@ -155,7 +155,7 @@ class PersistenceTest : public ::testing::Test {
   void AnswerAll() {
     for (const auto& [node, order] : TakeOrders()) Answer(node, order);
   }
-  // The step that is being written, from naming to its manifest.
+  // Writes the current step, from naming to its manifest.
   void Write(const Status& manifest = OkStatus()) {
     AnswerAll();
     AnswerAll();
@@ -163,9 +163,9 @@ class PersistenceTest : public ::testing::Test {
   }
   void Finish(const Status& manifest = OkStatus()) {
     Write(manifest);
-    if (manifest.ok()) works_.OnDone(TakeWork().tag, OkStatus(), {});  // nothing is to be deleted
+    if (manifest.ok()) works_.OnDone(TakeWork().tag, OkStatus(), {});  // the deletion finds nothing to delete
   }
-  // Step 10 is written while it is not known what stays: no deletion begins.
+  // Writes step 10 while it is unknown which steps are to be kept: no deletion begins.
   void WriteInDoubt(const Status& doubt) {
     Listed({{kCurrent, 1}});
     keep_ = doubt;
@@ -198,7 +198,7 @@ class PersistenceTest : public ::testing::Test {
   StorageHold hold_;
   StoredSteps stored_;
   Policy policy_;
-  Result<uint64_t> keep_ = uint64_t{0};  // that ranks have said
+  Result<uint64_t> keep_ = uint64_t{0};  // set by ranks
   Persistence persistence_;
   JobSettings settings_;
   IncarnationState incarnation_;
@@ -386,7 +386,7 @@ TEST_F(PersistenceTest, ADueStepIsOvertakenByANewerOneAndOneThatWasAskedForIsNot
   EXPECT_THAT(Why(40), HasSubstr("was requested"));
 }
 
-// Memory is not spent on waiting.
+// A waiting step does not keep its memory.
 TEST_F(PersistenceTest, WhereAWaitingStepWasReleasedTheNewestTakesItsPlace) {
   Listed();
   Commit(10);
@@ -426,7 +426,7 @@ TEST_F(PersistenceTest, AHolderWritesWhereTheOwnerIsGoneOrHasFailed) {
   EXPECT_EQ(orders[0].second.shard.id.rank, 0u);
   Members({1, 2});
   persistence_.OnView();
-  PassTime(2'000'000);  // the node that has failed is asked again
+  PassTime(2'000'000);  // the failed node is asked again
   orders = TakeOrders();
   ASSERT_THAT(orders, SizeIs(2));
   for (const auto& [node, order] : orders) EXPECT_EQ(node, 2u);
@@ -440,7 +440,7 @@ TEST_F(PersistenceTest, AnOrderIsRepeatedUntilItIsAnswered) {
   PassTime(kRepeatUs);
   EXPECT_THAT(TakeOrders(), SizeIs(2));
   Answer(2, orders[0].second);
-  Answer(2, orders[0].second);  // a repeat of it is answered, too
+  Answer(2, orders[0].second);  // the answer to a repeated order
   PassTime(kRepeatMaxUs);
   EXPECT_THAT(TakeOrders(), SizeIs(1));
 }
@@ -466,7 +466,7 @@ TEST_F(PersistenceTest, AStepWhoseCopiesAreGoneIsAbandoned) {
   Listed();
   Commit(10);
   TakeOrders();
-  settings_.nodes = 1;  // nobody is away
+  settings_.nodes = 1;  // no node is away
   Members({1});
   persistence_.OnView();
   PassTime(2'000'000);
@@ -540,7 +540,7 @@ TEST_F(PersistenceTest, StorageOfAnotherClusterIsRefusedAndAskedForByTheNextStep
   EXPECT_THAT(TakeOrders(), IsEmpty());
   EXPECT_THAT(Persisting(), IsEmpty());
   EXPECT_THAT(Why(10), HasSubstr("node x of another cluster"));
-  // Who asks for it is told, and is not kept waiting by a step that begins and ends with each question.
+  // A request for the step gets the error at once. It does not begin the step again.
   const Status asked = persistence_.Request({kCurrent, 10}, incarnation_);
   EXPECT_EQ(asked.code(), Code::kAborted);
   EXPECT_THAT(asked.message(), HasSubstr("node x of another cluster"));
@@ -553,7 +553,8 @@ TEST_F(PersistenceTest, StorageOfAnotherClusterIsRefusedAndAskedForByTheNextStep
   EXPECT_THAT(TakeOrders(), SizeIs(2));
 }
 
-// Lost while shards are written: what is ordered may end, and nothing more is ordered, nor a manifest.
+// The hold is lost while shards are written. Ordered writes may end, but no further write and no manifest is
+// ordered.
 TEST_F(PersistenceTest, AHoldThatIsLostStopsTheStep) {
   Listed();
   Commit(10);
@@ -631,8 +632,8 @@ TEST_F(PersistenceTest, AReleaseNeverOvertakesTheRequestBeforeIt) {
   int answers = 0;
   hold_.Confirm([&](const Status&) { ++answers; });
   const uint64_t first = TakeWork().tag;
-  hold_.Release();                                       // it leads no longer,
-  hold_.Confirm([&](const Status&) { answers += 10; });  // and again
+  hold_.Release();                                       // it stops leading,
+  hold_.Confirm([&](const Status&) { answers += 10; });  // and leads again
   EXPECT_THAT(context_.out.storage, IsEmpty());
   works_.OnDone(first, OkStatus(), {});
   StartStorage work = TakeWork();
@@ -681,7 +682,8 @@ TEST_F(PersistenceTest, TheManifestHasTheMetadataOfTheLowestRankThatGaveAny) {
   for (const StoredRank& rank : manifest->step->ranks) EXPECT_EQ(rank.metadata, "");
 }
 
-// A node that hangs has handed its shard to nobody: no other node has a copy that can be asked.
+// A hanging node's shards cannot be ordered from another node, because no other has a copy. Its late results
+// count.
 TEST_F(PersistenceTest, AResultThatNobodyWaitsForAnyMoreStillCounts) {
   Listed();
   Commit(10);

@@ -23,7 +23,7 @@ std::vector<NodeId> HoldersOf(const View& view, NodeId node, uint32_t replicas) 
 
 using ::testing::ElementsAre;
 
-// Nodes with ids 100, 101, …: positions and ids must not be mixed up.
+// Nodes have ids 100, 101, …, so that a test fails if positions and ids are mixed up.
 View Nodes(size_t count, const std::vector<std::string>& domains = {}) {
   View view;
   view.epoch = 1;
@@ -125,7 +125,7 @@ TEST(Placement, ACopyLeavesTheDomainWhenThereIsAnother) {
   }
 }
 
-// The rules written down plainly, for lists that are made whole.
+// A plain implementation of the rules, which builds the whole list.
 std::vector<NodeId> PlainHoldersOf(const View& view, NodeId node, uint32_t replicas) {
   std::map<std::string, std::vector<const Member*>> by_domain;
   for (const Member& member : view.members) by_domain[member.domain].push_back(&member);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a rank says of storage, asked of a leader whose members exist only in what the test says of them.
+// What ranks set for storage, as answered by a leader. The members exist only as the messages that a test
+// sends.
 #include "core/engine/policy.h"
 
 #include "tests/engine/leader_fixture.h"
@@ -24,7 +25,7 @@ class PolicyTest : public LeaderTest {
   }
   Code Say(const PolicyQuestion& policy) { return Ask(kFirst, Question::Topic::kPolicy, Encode(policy)); }
   const std::string& Why() { return replies_[question_].message; }
-  // The leader's own acknowledgement comes by itself.
+  // The leader acknowledges its own announcement itself.
   void Acknowledge() {
     for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
   }
@@ -55,7 +56,7 @@ TEST_F(PolicyTest, AnyDaemonsFlagIsTheJobs) {
             "keep_on_storage 5, this job's daemons were started with --keep-on-storage 3 (node node3)");
   EXPECT_EQ(Say({kCurrent, 0, 600, 0, false}), Code::kInvalidArgument);
   EXPECT_EQ(Why(), "persist_every 600, this job's daemons were started with --persist-every 600s");
-  // The node that leads would delete what the other one keeps.
+  // The leading node would delete steps that the other node's flags keep.
   TellFlags(kSecond, 5, "--keep-on-storage 5 --keep-every 100");
   EXPECT_EQ(Say({kCurrent, 0, 0, 5, false}), Code::kInvalidArgument);
   EXPECT_THAT(Why(), HasSubstr("--keep-every 100"));
@@ -71,7 +72,7 @@ TEST_F(PolicyTest, OfAnotherIncarnation) {
   EXPECT_EQ(Told(kFirst).policy, RankPolicy());
 }
 
-// Every node had forgotten it, and another rank has said another value meanwhile.
+// Every node had forgotten the policy, and another rank has set another value meanwhile.
 TEST_F(PolicyTest, WhatARankWasToldIsTrueIsNotRefused) {
   Members({kFirst, kSecond});
   for (const NodeId node : {kFirst, kSecond}) TellFlags(node, 0, "");

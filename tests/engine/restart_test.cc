@@ -10,7 +10,8 @@ class Restart : public ::testing::Test, protected Engines {
  protected:
   Restart() : Engines(2, 64, 0) {}
 
-  // Both ranks' shards of the step are replicated and committed, of which node 2 hears nothing before it is killed.
+  // Both ranks' shards of the step are replicated and committed. Node 2 is killed before it hears of the
+  // commit.
   void KillNode2BeforeItHearsOfTheCommit(Step step) {
     HoldMessages({Kind::kLeaderState});
     Save(1, step, first_);

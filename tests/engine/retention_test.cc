@@ -79,7 +79,7 @@ TEST_F(RetentionTest, AnUncommittedStepReleasesNothing) {
   EXPECT_THAT(plan.released, IsEmpty());
 }
 
-// A member that does not know of the commit might be all that is left.
+// The member that does not know of the commit may be the only one that survives.
 TEST_F(RetentionTest, ACommitThatNotEveryMemberHasMarkedReleasesNothing) {
   settings_.keep_steps = 1;
   Whole({kCurrent, 1});
@@ -114,7 +114,7 @@ TEST_F(RetentionTest, ThePinStaysUntilItsIncarnationHasCommitted) {
   EXPECT_TRUE(plan.released.contains({kFormer, 5}));
 }
 
-// What is newest and can be produced is what the world falls back to, committed or not.
+// Ranks fall back to the newest step that can be produced, committed or not.
 TEST_F(RetentionTest, AFormerStepIsEvictableOnceTheIncarnationHasChosenUnlessItIsTheNewestOrMarked) {
   OneCopyEach({kFormer, 4});
   OneCopyEach({kFormer, 5});
@@ -155,7 +155,7 @@ TEST_F(RetentionTest, AStepThatARankHasPassedIsDeadUnlessItIsCommitted) {
       IsEmpty());
 }
 
-// What is offered in its place stays; with a newer step it makes room itself.
+// The step offered in its place is kept. When a newer step is committed, the quarantined one is released.
 TEST_F(RetentionTest, AQuarantinedStepCountsForNoneOfTheK) {
   const std::vector<StepId> steps = {{kCurrent, 1}, {kCurrent, 2}, {kCurrent, 3}, {kCurrent, 4}};
   for (const StepId& step : {steps[0], steps[1], steps[2]}) Whole(step);
@@ -176,7 +176,7 @@ TEST_F(RetentionTest, ADroppedStepIsReleasedWhereANewerOneIsCommitted) {
   EXPECT_THAT(plan.released, ElementsAre(steps[1]));
 }
 
-// The newest one has lost its copies: of those that were dropped the newest stays.
+// The newest step has lost its copies, so the newest of the dropped steps is kept.
 TEST_F(RetentionTest, OfTwoDroppedStepsOneStaysWhileNoNewerOneCanBeProduced) {
   const StepId lost{kCurrent, 3};
   for (const Step step : {1, 2}) Whole({kCurrent, step});
@@ -188,7 +188,7 @@ TEST_F(RetentionTest, OfTwoDroppedStepsOneStaysWhileNoNewerOneCanBeProduced) {
   EXPECT_EQ(plan.release_before, (StepId{kCurrent, 2}));
 }
 
-// Each is kept for a reason of its own.
+// One step is pinned, one is being persisted, and one is the newest.
 TEST_F(RetentionTest, ADroppedStepStaysWhileItIsPersistedOrRestoredFrom) {
   const std::vector<StepId> steps = {{kFormer, 1}, {kFormer, 2}, {kFormer, 3}};
   for (const StepId& step : steps) Whole(step);

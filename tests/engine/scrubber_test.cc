@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What has gone bad in memory is found by the scrub, though nobody reads it, and repaired from the other node.
+// The scrub finds bad chunks that are never read, and repairs them from the other node.
 
 #include "core/engine/scrubber.h"
 
@@ -86,15 +86,15 @@ TEST_F(ScrubberTest, AnEmptyArenaCostsAFewTimersAPass) {
   const uint64_t timers = node(2).timers;
   const uint64_t passes = node(2).engine->Report().scrub.passes;
   PassTime(10 * kPass);
-  EXPECT_LE(node(2).timers - timers, 30u);  // the table, the pass, and what the leader is told
+  EXPECT_LE(node(2).timers - timers, 30u);  // the table check, the pass, and reports to the leader
   EXPECT_EQ(node(2).engine->Report().scrub.passes - passes, 10u);
 }
 
-// Of the node that leads there are other timers; node 2 has those of the scrub alone.
+// The leading node has other timers too; node 2 has only those of the scrub.
 TEST_F(ScrubberTest, ItReadsOnePieceAtATimeAndNoFasterThanTheRate) {
   const TestShard shard(100, 'd');
   Save(1, 1, shard);
-  Save(1, 2, shard);  // 202 chunks: 827 KB, and the next pass begins ten seconds after
+  Save(1, 2, shard);  // 202 chunks, 827 KB; the next pass begins ten seconds later
   PassTime(kPass);
   const TimeUs begin = now_;
   uint64_t bytes = 0;
@@ -108,7 +108,7 @@ TEST_F(ScrubberTest, ItReadsOnePieceAtATimeAndNoFasterThanTheRate) {
       EXPECT_GE(now_ - last, Scrubber::kPieceIntervalUs);
     }
     last = now_;
-    EXPECT_LE(bytes, kRate * (now_ - begin) / kSecond);  // what was read before
+    EXPECT_LE(bytes, kRate * (now_ - begin) / kSecond);  // without this piece
     bytes += piece;
     EXPECT_EQ(
         std::count_if(checks_.begin(), checks_.end(), [](const auto& each) { return each.first->id == 2; }),
@@ -127,7 +127,7 @@ TEST_F(ScrubberTest, TheNextPieceWaitsForTheLast) {
   PassTime(kPass - kSecond);
   hold_checks_ = true;
   PassTime(60 * kSecond);
-  EXPECT_EQ(checks_.size(), 2u);  // one of each node
+  EXPECT_EQ(checks_.size(), 2u);  // one per node
   hold_checks_ = false;
   EndChecks();
   const uint64_t passes = node(2).engine->Report().scrub.passes;
@@ -135,7 +135,7 @@ TEST_F(ScrubberTest, TheNextPieceWaitsForTheLast) {
   EXPECT_GT(node(2).engine->Report().scrub.passes, passes);
 }
 
-// The shard's chunks are another's by the time the result comes.
+// When the result of the check comes, the shard's chunks have been reused.
 TEST_F(ScrubberTest, AShardThatIsReleasedWhileItIsReadIsNotRepaired) {
   Save(1, 1, TestShard(9, 'f'));
   PassTime(kPass - kSecond);
@@ -171,7 +171,8 @@ TEST_F(ScrubberTest, ADamagedTableIsRepairedWithinTenSecondsAndCounted) {
   EXPECT_EQ(node(1).counters().table_repairs, 0u);
 }
 
-// There is no other copy: it stays known as bad, is not read again, and its repair is tried once a minute.
+// No other copy exists. The chunk stays marked as bad and is not read again; its repair is tried once a
+// minute.
 TEST_F(ScrubberAlone, WhatCannotBeRepairedIsTriedOnceAMinute) {
   const TestShard shard(6, 'h');
   Save(1, 1, shard);
@@ -184,7 +185,7 @@ TEST_F(ScrubberAlone, WhatCannotBeRepairedIsTriedOnceAMinute) {
   PassTime(300 * kSecond);
   EXPECT_GE(node(1).counters().chunks_bad, 5u);
   EXPECT_LE(node(1).counters().chunks_bad, 7u);
-  // Good again by another hand (a rank that was told wrong, a bit that flips back): it is no longer called bad.
+  // If the chunk becomes good by other means (for example a bit flips back), it is no longer marked as bad.
   node(1).Flip(id, 3);
   PassTime(Scrubber::kRepairAgainUs + 2 * kPass);
   EXPECT_TRUE(node(1).store->Find(id)->bad.empty());
@@ -196,7 +197,7 @@ TEST_F(ScrubberTest, TheReportTellsWhenTheLastPassEnded) {
   const ScrubReport first = node(1).engine->Report().scrub;
   EXPECT_EQ(first.passes, 1u);
   PassTime(3 * kSecond);
-  node(1).engine->OnTimer(now_);  // any input: it is as of the last
+  node(1).engine->OnTimer(now_);  // the report's times are those of the last input
   const ScrubReport later = node(1).engine->Report().scrub;
   EXPECT_EQ(later.passes, 1u);
   EXPECT_GE(later.pass_ended_us_ago, 3 * kSecond);

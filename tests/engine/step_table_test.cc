@@ -27,8 +27,8 @@ TEST(StepTable, AStepIsCommittedWhenTheLastRankHasItsCopies) {
   StepTable table;
   table.Replace(1, {}, {Copy(0), Copy(1, Role::kReplica)});
   EXPECT_THAT(table.Commit(), IsEmpty());
-  EXPECT_TRUE(table.Find(kStep)->producible());  // one copy of each is enough to restore from …
-  EXPECT_FALSE(table.Find(kStep)->committed);    // … and not enough to survive a loss
+  EXPECT_TRUE(table.Find(kStep)->producible());  // one copy of each shard is enough to restore …
+  EXPECT_FALSE(table.Find(kStep)->committed);    // … but not to survive a loss
   table.Replace(2, {}, {Copy(1)});
   EXPECT_THAT(table.Commit(), IsEmpty());
   table.Replace(3, {}, {Copy(0, Role::kReplica)});
@@ -36,7 +36,7 @@ TEST(StepTable, AStepIsCommittedWhenTheLastRankHasItsCopies) {
   EXPECT_TRUE(table.Find(kStep)->committed);
 }
 
-// It may be dropped at any time.
+// A cache copy may be dropped at any time.
 TEST(StepTable, ACacheServesReadsAndCountsForNothing) {
   StepTable table;
   table.Replace(1, {}, {Copy(0), Copy(1)});
@@ -56,7 +56,7 @@ CopyReport With(CopyReport copy, uint64_t content) {
   return copy;
 }
 
-// Two shards of one name are no copies of each other.
+// Two shards with the same id and other bytes are not copies of each other.
 TEST(StepTable, CopiesWithOtherBytesDoNotCountForEachOther) {
   StepTable table;
   table.Replace(1, {}, {With(Copy(0), 1), Copy(1)});
@@ -83,7 +83,7 @@ TEST(StepTable, TheCopyWhereTheRankIsOpenCountsUntilTheCommit) {
   EXPECT_EQ(table.Find(kStep)->ranks[0].content, 1u) << "a committed shard has changed";
 }
 
-// The nodes with the committed shard come back after another of its name has been saved.
+// The nodes with the committed shard return after another shard with the same id was saved.
 TEST(StepTable, ACopyMarkedAsCommittedCountsHoweverLateItComes) {
   StepTable table;
   CopyReport seated = With(Copy(0), 2);
@@ -95,7 +95,7 @@ TEST(StepTable, ACopyMarkedAsCommittedCountsHoweverLateItComes) {
   EXPECT_EQ(table.Find(kStep)->ranks[0].content, 1u);
 }
 
-// The world has gone on from an older step: to commit this one would tell ranks of a step that no later
+// The ranks have gone on from an older step. Committing this one would tell them of a step that no later
 // incarnation restores.
 TEST(StepTable, AFormerStepNewerThanWhatTheWorldRestoredIsNotCommitted) {
   StepTable table;
@@ -156,7 +156,7 @@ TEST(StepTable, ACommittedStepStaysCommittedByItsMarksWhenCopiesAreLost) {
   table.Replace(1, {}, {marked});
   EXPECT_TRUE(table.Find(kStep)->committed);
   EXPECT_FALSE(
-      table.Find(kStep)->producible());  // rank 1's shard is nowhere: it must not be offered as latest
+      table.Find(kStep)->producible());  // rank 1's shard is nowhere: not offered as latest
 }
 
 TEST(StepTable, AStepThatIsReleasedIsNotCommittedByLateCopiesOnlyByAMark) {
@@ -167,7 +167,7 @@ TEST(StepTable, AStepThatIsReleasedIsNotCommittedByLateCopiesOnlyByAMark) {
   EXPECT_THAT(table.Commit(), IsEmpty());
   EXPECT_FALSE(table.Find(kStep)->committed);
   CopyReport marked = Copy(0, Role::kReplica);
-  marked.committed = true;  // by a leader, whose announcement has not arrived here
+  marked.committed = true;  // by a leader whose announcement has not arrived here
   table.Replace(3, {}, {marked});
   EXPECT_TRUE(table.Find(kStep)->committed);
   EXPECT_FALSE(table.Find(kStep)->released);
@@ -190,7 +190,7 @@ TEST(StepTable, ShardsArePutTogetherFromTwoDamagedCopies) {
   EXPECT_FALSE(table.Find(kStep)->producible());
   table.Replace(2, {}, {Copy(0, Role::kReplica, {5})});
   EXPECT_TRUE(table.Find(kStep)->producible());
-  EXPECT_EQ(table.Find(kStep)->ranks[0].good, 0u);  // and neither counts as a good copy
+  EXPECT_EQ(table.Find(kStep)->ranks[0].good, 0u);  // neither counts as a good copy
   table.Replace(2, {Copy(0, Role::kReplica, {5})}, {Copy(0, Role::kReplica, {3, 5})});
   EXPECT_FALSE(table.Find(kStep)->producible());
 }
