@@ -74,7 +74,7 @@ Everything Full() {
 
 TEST(Bytes, EverythingRoundTrips) {
   for (const Everything& e : {Everything{}, Full()}) {
-    Everything decoded = Full();  // what was there before must not shine through
+    Everything decoded = Full();  // former content must not remain
     ASSERT_TRUE(Decode(Encode(e), decoded));
     EXPECT_EQ(decoded, e);
   }
@@ -96,7 +96,7 @@ TEST(Bytes, LayoutIsLittleEndianWithoutPadding) {
 TEST(Bytes, EveryTruncationIsRefused) {
   const std::string bytes = Encode(Full());
   for (size_t size = 0; size < bytes.size(); ++size) {
-    // A copy of its own size, so that the address sanitizer sees a read past it.
+    // A copy of exactly this size, so that the address sanitizer sees a read beyond it.
     const std::vector<char> exact(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(size));
     Everything decoded;
     EXPECT_FALSE(Decode({exact.data(), exact.size()}, decoded)) << size << " of " << bytes.size();
@@ -139,7 +139,7 @@ void ExpectAbsurdCountRefused() {
     Many<T> many;
     EXPECT_FALSE(Decode(bytes, many)) << count;
     EXPECT_LE(many.values.capacity(), 16u)
-        << count;  // nothing was set aside for elements that cannot be there
+        << count;  // no memory was reserved for impossible elements
   }
 }
 
@@ -163,7 +163,8 @@ TEST(Bytes, AbsurdCountsAreRefusedWithoutAllocation) {
   EXPECT_LE(text.text.capacity(), 16u);
 }
 
-// 4 bytes a vector of nothing: the elements of an element must not be counted as bytes of the outer one.
+// An empty vector takes 4 bytes. The bytes of an inner vector's elements must not count as room for elements
+// of the outer vector.
 TEST(Bytes, NestedCountsAreBoundedByWhatIsLeft) {
   std::string bytes;
   Encoder encoder(&bytes);
@@ -171,7 +172,7 @@ TEST(Bytes, NestedCountsAreBoundedByWhatIsLeft) {
   encoder.Put(uint32_t{2});
   encoder.Put(uint16_t{1});
   encoder.Put(uint16_t{2});
-  encoder.Put(uint32_t{5});  // five, with two bytes left
+  encoder.Put(uint32_t{5});  // five elements, but two bytes are left
   encoder.Put(uint16_t{3});
   Many<std::vector<uint16_t>> many;
   EXPECT_FALSE(Decode(bytes, many));
@@ -205,7 +206,7 @@ TEST(Bytes, GarbageAndDamageNeverHarm) {
       }
     }
     Everything decoded;
-    // What decodes says exactly what the bytes say.
+    // A decoded value encodes to the same bytes.
     if (Decode(bytes, decoded)) {
       ASSERT_EQ(Encode(decoded), bytes) << "round " << round;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Manifest::Parse() reads what another process wrote. Whatever the bytes are, it answers and never believes.
+// Manifest::Parse() reads what another process wrote. It must survive any bytes, and trust none of them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -42,7 +42,7 @@ void Set(std::string* bytes, size_t at, T value) {
   std::memcpy(bytes->data() + at, &value, sizeof(value));
 }
 
-// What a writer that means harm would do: the checksum fits.
+// A hostile writer makes the checksum match.
 void FixCrc(std::string* bytes) { Set(bytes, bytes->size() - 4, Crc32c(bytes->data(), bytes->size() - 4)); }
 
 Status ParseStatus(const std::string& bytes, uint64_t offset = Small().manifest_offset()) {
@@ -79,7 +79,7 @@ TEST(ManifestHostile, AnotherPlaceInTheStreamIsRefused) {
                                 manifest.manifest_offset() + 1, UINT64_MAX}) {
     EXPECT_EQ(ParseStatus(bytes, offset).code(), Code::kCorrupt) << offset;
   }
-  // Also when the manifest says so itself.
+  // The same if the manifest itself gives that offset.
   std::string moved = bytes;
   Set<uint64_t>(&moved, kDataBytesAt, manifest.manifest_offset() + 64);
   FixCrc(&moved);
@@ -160,7 +160,7 @@ TEST(ManifestHostile, GarbageIsRefused) {
     std::string bytes(random() % 200, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
     if (bytes.size() >= 28 && round % 2 == 0) {
-      // Past the first checks: right magic, version and checksum over garbage.
+      // Passes the first checks: the magic, version and checksum are right over garbage.
       Set<uint32_t>(&bytes, 0, kManifestMagic);
       Set<uint32_t>(&bytes, kVersionAt, kManifestVersion);
       if (round % 4 == 0) {
@@ -176,7 +176,7 @@ TEST(ManifestHostile, GarbageIsRefused) {
   }
 }
 
-// Random damage under a fitting checksum: what is taken must be what a writer could have written.
+// Random damage with a matching checksum: an accepted manifest must be one that a writer could have written.
 TEST(ManifestHostile, WhateverIsTakenEncodesToTheSameBytes) {
   std::mt19937_64 random(2);
   uint64_t taken = 0;
@@ -192,7 +192,7 @@ TEST(ManifestHostile, WhateverIsTakenEncodesToTheSameBytes) {
     ++taken;
     ASSERT_EQ(parsed->Encode(), bytes) << "round " << round;
   }
-  EXPECT_GT(taken, 0u);  // a flipped letter of a name
+  EXPECT_GT(taken, 0u);  // for example a changed letter of a name
 }
 
 }  // namespace

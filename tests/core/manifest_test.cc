@@ -180,7 +180,7 @@ TEST(Manifest, TheEstimateCoversNamesOf64Bytes) {
     }
     EXPECT_LE(manifest.encoded_bytes(), Manifest::EstimateBytes(objects));
   }
-  // An absurd announcement must not wrap around to a small reservation.
+  // An absurd object count must not wrap around to a small reservation.
   EXPECT_GE(Manifest::EstimateBytes(UINT64_MAX), Manifest::EstimateBytes(kObjectsMax));
 }
 

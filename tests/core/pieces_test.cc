@@ -27,12 +27,12 @@ TEST(Pieces, APartMustFitItsShard) {
   EXPECT_TRUE(valid({{0, 396, 100, 5, 900}, {0, 0, 1, 1, 0}, {2, 9, 1, 1, 0}}));
   EXPECT_FALSE(valid({{0, 1, kChunk, 1, 0}}));   // beyond its chunk
   EXPECT_FALSE(valid({{2, 9, 2, 1, 0}}));        // beyond the stream
-  EXPECT_FALSE(valid({{3, 0, 1, 1, 0}}));        // a chunk that is not there
-  EXPECT_FALSE(valid({{0, 397, 100, 5, 900}}));  // its last run
+  EXPECT_FALSE(valid({{3, 0, 1, 1, 0}}));        // there is no such chunk
+  EXPECT_FALSE(valid({{0, 397, 100, 5, 900}}));  // its last run is beyond the chunk
   EXPECT_FALSE(valid({{0, 0, 1, 0, 0}}));        // empty
   EXPECT_FALSE(valid({{0, 0, 0, 1, 0}}));
   EXPECT_FALSE(valid({{1, 0, 1, 1, 0}, {0, 0, 1, 1, 0}}));       // not in order
-  EXPECT_FALSE(valid({{0, 0, kChunk, 1, 0}, {1, 0, 1, 1, 0}}));  // more than a chunk has
+  EXPECT_FALSE(valid({{0, 0, kChunk, 1, 0}, {1, 0, 1, 1, 0}}));  // more bytes than a chunk has
   EXPECT_FALSE(valid({{0, 0, 1, UINT32_MAX, 0}}));               // the same
   EXPECT_FALSE(valid({{0, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX}}));
   EXPECT_TRUE(valid(std::vector<ChunkPiece>(kPiecesMax, {0, 0, 1, 1, 0})));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a new process believes of the memory that the former one left, whatever stands in it.
+// What a new process accepts from the arena that the former process left, whatever its content.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -43,8 +43,8 @@ Status AdoptStatus(ArenaMemory* memory) {
   return Store::Adopt(memory->span(), kSmallChunk, kIdentity, nullptr).status();
 }
 
-// Adopts and expects exactly one slot to be rejected, with this in the sentence; the store goes on without
-// it.
+// Adopts and expects that exactly one slot is rejected with a message that contains `why`, and that the store
+// goes on without it.
 void ExpectOneRejected(ArenaMemory memory, const char* why) {
   Store::AdoptReport report;
   const auto store = AdoptForTest(&memory, &report);
@@ -55,13 +55,13 @@ void ExpectOneRejected(ArenaMemory memory, const char* why) {
   EXPECT_EQ(store->shards().size(), 2u);
   for (const auto& [id, shard] : store->shards()) EXPECT_TRUE(HoldsItsBytes(*store, *shard));
   store->CheckInvariants();
-  // What was rejected once is gone: the next process has nothing to reject.
+  // A rejected slot is cleared: the next process has nothing to reject.
   const auto again = AdoptForTest(&memory, &report);
   EXPECT_THAT(report.rejected, SizeIs(0));
   EXPECT_EQ(report.shards, 2u);
 }
 
-// Healing the table would have taken the byte away and left a digest that does not match.
+// If it were accepted, a repair of the table would clear the byte, and the digest would no longer match.
 TEST(StoreAdopt, ASlotWithAByteThatNothingUsesIsRejected) {
   ArenaMemory memory = ThreeShards();
   memory.slot(3)->reserved = 1;
@@ -123,7 +123,7 @@ TEST(StoreAdopt, WhatWasOnlyAllocatedIsFreeAgain) {
   auto store = AdoptForTest(&memory);
   ASSERT_TRUE(store->Allocate(9).ok());
   ASSERT_TRUE(store->Lease(kShard).ok());
-  store->Remove(kShard);  // withdrawn, though a reader of the old process held it
+  store->Remove(kShard);  // removed from the table, although a reader of the old process has a lease
   store = AdoptForTest(&memory);
   EXPECT_EQ(store->chunks_free(), 12u);
   store->CheckInvariants();
@@ -136,8 +136,8 @@ TEST(StoreAdoptSuperblock, EmptyMemoryHasNoArena) {
   EXPECT_EQ(AdoptStatus(&memory).code(), Code::kNotFound);
 }
 
-// A hand that wiped the beginning of the file, or all of its first page, has left shards that a person may
-// want back.
+// If the beginning of the file is wiped, even its whole superblock, an operator may still want the shards
+// back.
 TEST(StoreAdoptSuperblock, AnArenaWithAWipedBeginningIsNotTakenForFreshMemory) {
   for (const size_t wiped : {size_t{8}, size_t{64}, sizeof(arena::Superblock)}) {
     ArenaMemory memory = ThreeShards();
@@ -233,7 +233,7 @@ TEST(StoreAdoptSuperblock, TheIncarnationSurvivesAFlipInEitherPlace) {
       const auto store = AdoptForTest(&memory);
       ASSERT_NE(store, nullptr);
       EXPECT_EQ(store->incarnation_max(), 4u);
-      store->CheckInvariants();  // and it is healed
+      store->CheckInvariants();  // and that it is repaired
     }
   }
   ArenaMemory memory = ThreeShards();
@@ -317,7 +317,7 @@ TEST(StoreAdoptSlot, AStateWordOfAnUnknownRoleIsRejected) {
   for (const uint32_t role : {0u, 4u, 255u}) {
     ArenaMemory memory = ThreeShards();
     ForgeDigest(&memory, 6);
-    // Role and check change together, so that the check fits.
+    // Role and check change together, so that the check matches.
     const uint64_t change = role ^ static_cast<uint32_t>(Role::kOwn);
     memory.slot(6)->state ^= change << 8 | change << 24;
     ExpectOneRejected(memory, "state word");
@@ -326,7 +326,7 @@ TEST(StoreAdoptSlot, AStateWordOfAnUnknownRoleIsRejected) {
 
 TEST(StoreAdoptSlot, TwoThatNameTheSameChunkAreBothRejected) {
   ArenaMemory memory = ThreeShards();
-  // kOther, in chunk 3, is made to go on in chunk 4, which is kThird's last.
+  // kOther, in chunk 3, is made to continue in chunk 4, which is the last chunk of kThird.
   memory.slot(3)->chunk_count = 2;
   memory.slot(3)->stream_bytes = kSmallChunk + 1;
   memory.descriptor(3)->next = 4;
@@ -386,9 +386,9 @@ TEST(StoreFormatOver, AnOlderArenaIsGoneWhole) {
   EXPECT_EQ((*store)->incarnation_max(), 0u);
 }
 
-// ---- damage at random
+// ---- random damage
 
-// Random flips in the tables: whatever is adopted was sealed, is unchanged, and overlaps nothing.
+// Random bit flips in the tables: every adopted shard was sealed, is unchanged, and overlaps no other.
 TEST(StoreAdoptFuzz, DamagedTablesYieldOnlyTrueShards) {
   std::mt19937_64 random(6);
   std::printf("seed 6\n");
@@ -415,7 +415,7 @@ TEST(StoreAdoptFuzz, DamagedTablesYieldOnlyTrueShards) {
   }
 }
 
-// The same with digests that fit, as no accident but only a hand can make them: nothing may overlap or crash.
+// The same with matching digests, which accidental damage cannot produce: nothing may overlap or crash.
 TEST(StoreAdoptFuzz, ForgedTablesNeverYieldOverlaps) {
   std::mt19937_64 random(7);
   std::printf("seed 7\n");

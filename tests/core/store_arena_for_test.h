@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the Store's tests share: memory that can be copied like a value (a snapshot is what a killed process
-// leaves), and shards whose bytes follow from their names.
+// Shared by the Store's tests: memory that can be copied like a value (the copy is what a killed process
+// leaves), and shards whose bytes are derived from their ids.
 
 #ifndef ROPETEAM_TESTS_CORE_STORE_ARENA_FOR_TEST_H_
 #define ROPETEAM_TESTS_CORE_STORE_ARENA_FOR_TEST_H_
@@ -26,7 +26,7 @@ inline constexpr uint64_t kSmallChunk = kChunkBytesMin;
 class ArenaMemory {
  public:
   explicit ArenaMemory(uint64_t bytes) : pages_(bytes / arena::kPageBytes) {}
-  // For exactly this many chunks.
+  // Memory for exactly this many chunks.
   static ArenaMemory ForChunks(uint64_t chunks, uint64_t chunk_bytes = kSmallChunk) {
     return ArenaMemory(Store::MemoryFor(chunks, chunk_bytes));
   }
@@ -91,7 +91,6 @@ inline std::vector<uint32_t> FillForTest(Store* store, const ShardMeta& meta,
   return crcs;
 }
 
-// Allocates, fills and seals.
 inline Status SaveForTest(Store* store, const ShardId& id, uint64_t stream_bytes, Role role = Role::kOwn) {
   const ShardMeta meta = MetaForTest(id, stream_bytes, store->chunk_bytes());
   Result<std::vector<Extent>> extents = store->Allocate(ChunksFor(stream_bytes, store->chunk_bytes()));
@@ -102,7 +101,7 @@ inline Status SaveForTest(Store* store, const ShardId& id, uint64_t stream_bytes
   return status;
 }
 
-// The shard's chunks hold its pattern and have the checksums it says.
+// Whether the shard's chunks hold its pattern and match its checksums.
 inline ::testing::AssertionResult HoldsItsBytes(const Store& store, const SealedShard& shard) {
   const ShardMeta& meta = shard.meta;
   for (uint64_t i = 0; i < shard.crcs.size(); ++i) {
@@ -136,7 +135,7 @@ inline std::unique_ptr<Store> AdoptForTest(ArenaMemory* memory, Store::AdoptRepo
   return std::move(store).value();
 }
 
-// Rewrites a slot's digest and state word, as a hand that means harm would.
+// Rewrites a slot's digest and state word to match its content, as an attacker would.
 inline void ForgeDigest(ArenaMemory* memory, uint32_t index) {
   arena::Slot* slot = memory->slot(index);
   std::vector<uint32_t> chunks;
@@ -150,7 +149,7 @@ inline void ForgeDigest(ArenaMemory* memory, uint32_t index) {
   slot->state = arena::EncodeSlotState({arena::SlotDigest(*slot, chunks, crcs), Role::kOwn, false});
 }
 
-// Calls `action` at each crash point of the Store, not from within itself, as long as it lives.
+// While it exists, calls `action` at each crash point of the Store, except those reached within `action`.
 class AtCrashPoints {
  public:
   explicit AtCrashPoints(std::function<void(const char*)> action) : action_(std::move(action)) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// kill -9 between any two stores to the arena's tables. At each such place the memory is copied, as it would
-// stay behind, and a new process takes the copy over.
+// kill -9 between any two stores to the arena's tables. At each such point the memory is copied as a killed
+// process would leave it, and a new process adopts the copy.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ struct Known {
 };
 using World = std::map<ShardId, Known>;
 
-// What a new process finds must be the world before the operation in hand or the one after it.
+// A new process must find the state before the current operation or the state after it.
 ::testing::AssertionResult IsOneOf(const World& found, const World& before, const World& after) {
   if (found == before || found == after) return ::testing::AssertionSuccess();
   std::string text = "found";
@@ -127,7 +127,7 @@ class CrashEverywhere {
     store_->CheckInvariants();
   }
 
-  // kill -9 here, then a new process.
+  // Simulates kill -9 at this point and a new process.
   void TakeOverACopy(const char* place) {
     ++places_[place];
     ArenaMemory left = memory_;
@@ -181,7 +181,7 @@ TEST(StoreCrash, WhereverItIsKilledEverySealedShardIsThereAndNoHalfOne) {
   }
 }
 
-// The point where the promise changes hands: before the one store the shard is not there, after it it is.
+// One store publishes the shard: before it the shard does not exist, after it it does.
 TEST(StoreCrash, AShardAppearsWithOneStore) {
   ArenaMemory memory = ArenaMemory::ForChunks(8);
   const auto store = FormatForTest(&memory);
@@ -200,7 +200,7 @@ TEST(StoreCrash, AShardAppearsWithOneStore) {
 }
 
 TEST(StoreCrash, AFormatThatDidNotFinishLeftNoArenaAndCanBeDoneAgain) {
-  // Over nothing, over garbage, and over an older arena with shards in it.
+  // Formats fresh memory, garbage, and an older arena with shards.
   for (const int what : {0, 1, 2}) {
     ArenaMemory memory = ArenaMemory::ForChunks(8);
     if (what == 1) std::memset(memory.data(), 0xa5, memory.span().size());
@@ -231,7 +231,7 @@ TEST(StoreCrash, AFormatThatDidNotFinishLeftNoArenaAndCanBeDoneAgain) {
   }
 }
 
-// A new process may be killed too, while it withdraws what it did not believe.
+// The new process may be killed too, while it clears the rejected slots.
 TEST(StoreCrash, AnAdoptionThatDidNotFinishIsDoneAgain) {
   ArenaMemory memory = ArenaMemory::ForChunks(16);
   {
@@ -262,7 +262,7 @@ TEST(StoreCrash, AnAdoptionThatDidNotFinishIsDoneAgain) {
     ASSERT_NE(store, nullptr);
   }
   EXPECT_THAT(report.rejected, SizeIs(2));
-  EXPECT_EQ(killed, 6u);  // twice two stores of the incarnation, two slots
+  EXPECT_EQ(killed, 6u);  // two times two stores of the incarnation, and two slots
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The arena of a job that encrypts its replicas: tags beside the descriptors, and copies that change between plaintext and
-// ciphertext.
+// The arena of a job that encrypts its replicas: tags beside the descriptors, and copies that change between
+// plaintext and ciphertext.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ class StoreEncrypted : public ::testing::Test {
     ASSERT_TRUE(store_->Seal(meta, Role::kOwn, extents, plain_, {kSalt, {}}).ok());
     store_->SetCommitted(kShard);
   }
-  // As a converter does; the bytes are nothing that the Store looks at.
+  // Replaces the copy as a converter does. The Store does not look at the bytes.
   void Replace(bool encrypt) {
     std::vector<uint32_t> crcs = plain_;
     Encryption encryption{kSalt, {}};
@@ -91,7 +91,7 @@ TEST_F(StoreEncrypted, AKillAnywhereInAReplacementLeavesTheShardOnce) {
       EXPECT_TRUE(shard->committed) << place;
       EXPECT_EQ(PlainCrcs(shard->encryption, shard->crcs), plain_) << place;
       EXPECT_EQ(next->chunks_free(), kChunks - 5) << place;
-      // Both were whole for a moment: the later one counts.
+      // For a moment both copies are in the table; the newer one counts.
       const bool both = std::string(place) == "seal: published";
       EXPECT_THAT(report.rejected, SizeIs(both ? 1 : 0)) << place;
       EXPECT_TRUE(!both || shard->encrypted() == encrypt) << place;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The table in the memory loses bits, or is written to by another process, while a Store runs over it. The Store
-// goes on as if nothing had happened, and leaves a whole table behind.
+// Bits of the table flip, or another process writes to it, while a Store uses it. The Store goes on normally
+// and repairs the table.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ constexpr ShardId kFresh = {3, 11, 0};
 constexpr uint32_t kChunks = 12;
 constexpr Incarnation kIncarnation = 3;
 
-// The warnings while it lives.
+// Records the warnings while it exists.
 class Warnings {
  public:
   Warnings() {
@@ -43,7 +43,7 @@ class Warnings {
   std::vector<std::string> lines_;
 };
 
-// Two shards, one of them in two pieces; one that is released and still read; a chunk that is granted.
+// Two shards, one of them in two pieces; a released shard that is still read; a granted chunk.
 //
 //     chunk   0        1  2    3        4        5  6 …
 //             kOwn(1)  free    kOwn(2)  granted  kReplica, …
@@ -64,7 +64,6 @@ struct Arena {
     store->CheckInvariants();
     EXPECT_EQ(store->Find(kOwn)->extents.size(), 2u);
   }
-  // The bytes of the tables.
   size_t table_bytes() {
     return memory.superblock()->descriptors_begin + kChunks * sizeof(arena::ChunkDescriptor);
   }
@@ -72,7 +71,7 @@ struct Arena {
     store->ExpectTableDamage();
     memory.data()[byte] ^= static_cast<std::byte>(1 << bit);
   }
-  // A new process finds both shards, whole, and all else free.
+  // A new process finds both shards intact, and all other chunks free.
   void ExpectAdopted(const char* when) {
     ArenaMemory left = memory;
     Store::AdoptReport report;
@@ -98,7 +97,7 @@ struct Arena {
   Store::LeaseToken lease = 0;
 };
 
-// Everything that the Store does, and back to where it began.
+// Uses every operation of the Store, then restores the state from the beginning.
 void UseEverything(Store* store) {
   const Role role = store->Find(kOwn)->role == Role::kOwn ? Role::kReplica : Role::kOwn;
   store->SetRole(kOwn, role);
@@ -126,7 +125,7 @@ TEST(StoreHeal, AnyFlippedBitOfTheTablesIsToleratedAndRepaired) {
       arena.Flip(byte, bit);
       const bool damaged = arena.store->CountTableDamage() != 0;
       const uint64_t before = arena.store->table_repairs();
-      // Half of them are met by what the Store does, half by the pass alone.
+      // The Store's operations meet half of the flips. The pass alone meets the other half.
       if ((byte + static_cast<size_t>(bit)) % 2 == 0) UseEverything(arena.store.get());
       (void)arena.store->HealTable(0, kChunks);
       ASSERT_EQ(arena.store->CountTableDamage(), 0u) << "byte " << byte << " bit " << bit;
@@ -137,12 +136,12 @@ TEST(StoreHeal, AnyFlippedBitOfTheTablesIsToleratedAndRepaired) {
       if (::testing::Test::HasFailure()) FAIL() << "byte " << byte << " bit " << bit;
     }
   }
-  // All bits of the superblock, of two slots and four descriptors; the state words of the ten other slots. The
-  // released shard's two descriptors too.
+  // All bits of the superblock, of two slots and of four descriptors; the state words of the ten other slots;
+  // the released shard's two descriptors.
   const size_t bits = 8 * (sizeof(arena::Superblock) + 2 * sizeof(arena::Slot) +
                            6 * sizeof(arena::ChunkDescriptor) + 10 * sizeof(uint64_t));
   EXPECT_LE(repairs, bits);
-  EXPECT_GE(repairs, bits - 8 * 5 * sizeof(uint64_t));  // Remove() writes over a state word without looking
+  EXPECT_GE(repairs, bits - 8 * 5 * sizeof(uint64_t));  // Remove() overwrites a state word unchecked
   EXPECT_EQ(arena.store->table_repairs(), repairs);
 }
 
@@ -183,7 +182,7 @@ TEST(StoreHeal, AWipedTableIsWrittenAgainWithAFewWarnings) {
   Arena arena;
   arena.store->ExpectTableDamage();
   std::memset(arena.memory.data(), 0x5a, arena.table_bytes());
-  // superblock, twelve slots, the descriptors of four sealed chunks and of the two that are still read
+  // the superblock, twelve slots, the descriptors of four sealed chunks and of two that are still read
   EXPECT_EQ(arena.store->HealTable(0, UINT32_MAX), 1u + kChunks + 6u);
   EXPECT_THAT(warnings.Take(), SizeIs(9));
   arena.ExpectAdopted("after the repair");
@@ -215,8 +214,8 @@ TEST(StoreHeal, BytesThatANewProcessDoesNotBelieveAreLeftAlone) {
   arena.ExpectAdopted("with them");
 }
 
-// Killed between any two stores of a repair, whatever was there before: what is adopted is what was sealed, or
-// less of it, and nothing else.
+// The process is killed between any two stores of a repair, after any damage. Only sealed shards are adopted,
+// though perhaps not all of them.
 TEST(StoreHeal, AKilledRepairLeavesNoShardThatWasNotSealed) {
   const Warnings quiet;
   uint64_t kills = 0;
@@ -225,8 +224,8 @@ TEST(StoreHeal, AKilledRepairLeavesNoShardThatWasNotSealed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     Arena arena;
-    const size_t end = arena.table_bytes();  // by a superblock that is whole
-    // The superblock in a quarter of the runs: a broken one hides all else.
+    const size_t end = arena.table_bytes();  // computed before the superblock is damaged
+    // The superblock is damaged only in a quarter of the runs, because a broken one hides all else.
     const size_t begin = seed % 4 == 0 ? 0 : sizeof(arena::Superblock);
     for (int i = 0; i < 60; ++i)
       arena.Flip(begin + random() % (end - begin), static_cast<int>(random() % 8));
@@ -282,7 +281,7 @@ TEST(StoreHealDeathTest, DamageThatNobodyExpectsIsSeenByCheckInvariants) {
   arena.store->CheckInvariants();
   EXPECT_EQ(arena.store->HealTable(0, 1), 1u);
   arena.store->CheckInvariants();
-  // Whole again, and so strict again.
+  // The table is repaired, so unexpected damage is fatal again.
   arena.memory.slot(0)->step ^= 1;
   EXPECT_DEATH(arena.store->CheckInvariants(), "check failed");
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The real thing: a process that saves and removes in shared memory is killed with SIGKILL, wherever it is,
-// and this one takes the memory over.
+// A process that saves and removes in shared memory is killed with SIGKILL at a random point, and this
+// process adopts the memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -22,10 +22,10 @@ using ::testing::SizeIs;
 constexpr uint64_t kChunks = 40;
 constexpr uint64_t kStepsKept = 3;
 
-// What the process to be killed says before and after, outside the arena.
+// Progress that the process to be killed reports outside the arena.
 struct Progress {
   std::atomic<uint64_t> sealed{0};    // steps up to this one were sealed
-  std::atomic<uint64_t> removing{0};  // steps up to this one may be gone
+  std::atomic<uint64_t> removing{0};  // steps up to this one may be removed
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "it is shared between processes");
 
@@ -61,8 +61,7 @@ TEST(StoreKill, ARealProcessKilledAnywhereLeavesWholeShards) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);
     if (child == 0) SaveForever(memory, progress, pipe[1]);
-    // The pipe says that it is well under way; where exactly it is when the signal arrives is the point of
-    // the test.
+    // The pipe shows that the child is running. The signal arrives at a random point of its work.
     for (uint64_t i = 1 + random() % 64; i > 0; --i) {
       char byte;
       ASSERT_EQ(read(pipe[0], &byte, 1), 1);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Thousands of random operations beside a model that remembers, for each chunk, whose it is.
+// Thousands of random operations, compared with a model that records the owner of each chunk.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -224,7 +224,7 @@ class RandomRun {
     bad ? (void)model->bad.insert(chunk) : (void)model->bad.erase(chunk);
   }
 
-  // The process ends: grants, leases and what was known to be bad go with it.
+  // The process ends and loses its grants, its leases and the marks of bad chunks.
   void Restart() {
     store_.reset();
     store_ = AdoptForTest(&memory_);
@@ -246,7 +246,7 @@ class RandomRun {
   std::vector<Grant> grants_;
   std::map<Store::LeaseToken, ModelLease> leases_;
   Incarnation incarnation_ = 0;
-  std::vector<uint32_t> owner_;  // by chunk: 0 free, kGranted, or the number of the seal
+  std::vector<uint32_t> owner_;  // by chunk: 0: free, kGranted, or the number of the seal
   uint32_t owner_last_ = 0;
 };
 

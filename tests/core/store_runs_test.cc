@@ -12,10 +12,10 @@
 namespace ropeteam {
 namespace {
 
-// What FreeRuns answers, the slow way.
+// A slow and simple model of FreeRuns.
 struct Naive {
   explicit Naive(uint32_t chunks) : free(chunks, true) {}
-  // The lowest run of `count`, or the number of chunks.
+  // The start of the lowest run of `count`, or the number of chunks if there is no such run.
   uint32_t FirstFit(uint32_t count) const {
     uint32_t run = 0;
     for (uint32_t i = 0; i < free.size(); ++i) {
@@ -44,7 +44,7 @@ TEST(FreeRuns, AgreesWithANaiveListForEverySize) {
     Naive naive(chunks);
     for (int step = 0; step < 3000; ++step) {
       const auto first = static_cast<uint32_t>(random() % chunks);
-      // A run of equal state from `first` on, or a piece of it, changes sides.
+      // Changes the state of a run of equal chunks that begins at `first`, or of a part of it.
       uint32_t count = 1;
       while (first + count < chunks && naive.free[first + count] == naive.free[first] && random() % 8 != 0)
         ++count;
@@ -76,8 +76,8 @@ TEST(FreeRunsDeathTest, TakingOrGivingTwiceIsOurBug) {
   EXPECT_DEATH((void)runs.FirstFit(4), "check failed");
 }
 
-// 100,000 chunks, every second one taken: the worst fragmentation. A list that is walked would take 50,000
-// steps a call, 5e9 for these; the test's time limit is the assertion.
+// 100,000 chunks, every second one taken, is the worst fragmentation. A linear list would take 50,000 steps
+// per call, 5e9 in all. The test's time limit is the assertion.
 TEST(FreeRuns, StaysQuickWhenFragmented) {
   constexpr uint32_t kChunks = 100000;
   FreeRuns runs(kChunks);

@@ -339,7 +339,7 @@ TEST(StoreLease, RemovalWaitsForTheLastLeaseAndTheChunksAreNotReused) {
   EXPECT_EQ(store->Lease(kShard).status().code(), Code::kNotFound);
   EXPECT_EQ(store->chunks_free(), 5u);
 
-  // The same step saved again must not land on what the readers read.
+  // The same step is saved again. It must not use the chunks that are still read.
   ASSERT_TRUE(SaveForTest(store.get(), kThird, 5 * kSmallChunk).ok());
   EXPECT_EQ(SaveForTest(store.get(), kOther, 1000).code(), Code::kNoSpace);
   ASSERT_NE(store->Leased(first), nullptr);
@@ -400,7 +400,7 @@ TEST(StoreRepair, BadChunksAreASortedSet) {
   store->MarkRepaired(kShard, 3);
   store->MarkRepaired(kShard, 2);
   EXPECT_THAT(store->Find(kShard)->bad, ElementsAre(0, 4));
-  // A reader may name what is not there.
+  // A reader may name a chunk or a shard that does not exist.
   store->MarkBad(kShard, 5);
   store->MarkBad(kShard, UINT32_MAX);
   store->MarkBad(kOther, 0);
@@ -409,8 +409,8 @@ TEST(StoreRepair, BadChunksAreASortedSet) {
   store->CheckInvariants();
 }
 
-// Who has looked at every shard looks again when changes() has grown: nothing that can be seen may change
-// without it.
+// A caller that has looked at every shard looks again only when changes() has grown. So every visible change
+// must increase it.
 TEST(StoreChanges, GrowWithEveryChangeAndWithNothingElse) {
   ArenaMemory memory = ArenaMemory::ForChunks(8);
   const auto store = FormatForTest(&memory);
