@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What transport.h promises, of every transport in this build. The dying, hanging and returning of peers is
-// in peer_death_test.cc.
+// The promises of transport.h, tested on every transport in this build. peer_death_test.cc has peers that
+// die, hang and return.
 
 #include <gmock/gmock.h>
 #include <sys/mman.h>
@@ -90,7 +90,7 @@ TEST_P(TransportTest, PutAndGetMoveAnySizeAtAnyAlignmentAndNothingElse) {
       EXPECT_EQ(DoneAtA().back().kind, OperationKind::kPut);
       EXPECT_TRUE(b_.memory->Holds(kSource, to, length, from)) << length << " skew " << skew;
       EXPECT_TRUE(b_.memory->HoldsOutside(kTarget, to, length)) << length << " skew " << skew;
-      // And back, from memory that only the target ever had.
+      // And back, with bytes that only the target has had.
       b_.memory->Fill(kTarget);
       ASSERT_TRUE(a_.transport->Get(a_.peer, a_.region, from, a_.remote, to, length, expected).ok());
       ASSERT_TRUE(Drive(++expected));
@@ -134,10 +134,9 @@ TEST_P(TransportTest, RegionOfNoBytesServesOperationsOfNoBytesOnly) {
   EXPECT_TRUE(a_.transport->DeregisterRegion(empty).ok());
 }
 
-// `length` bytes of address space over a window of shared memory that repeats, with a guard page of its own
-// behind. So a test of 3 GiB costs the window's memory. The window's size shares no factor of two beyond 1
-// MiB with the lengths at which 32-bit arithmetic would go wrong, so that a wrong offset lands on other
-// bytes.
+// `length` bytes of address space that map a window of shared memory repeatedly, followed by a guard page of
+// their own. So a test of 3 GiB needs only the window's memory. The window's size is an odd number of MiB, so
+// an offset that 32-bit arithmetic gets wrong hits other bytes.
 class Repeated {
  public:
   static constexpr uint64_t kWindow = 61 << 20;
@@ -151,7 +150,7 @@ class Repeated {
     Map(space_, guard_);
   }
   ~Repeated() { munmap(data_, space_ + guard_.length()); }
-  // The operation's range ends where the guard page begins.
+  // The offset at which a range of `length` bytes ends at the guard page.
   uint64_t Offset(uint64_t length) const { return space_ - length; }
   uint8_t* data() { return data_; }
   uint64_t length() const { return space_ + guard_.length(); }
@@ -236,8 +235,8 @@ TEST_P(TransportTest, BothDirectionsAtOnce) {
   SetUpSides(kPieces * kPiece * 2);
   const uint64_t half = kPieces * kPiece;
   for (uint64_t i = 0; i < kPieces; i++) {
-    // a's first half goes to b's second half, b's first half to a's second half, half by puts and half by
-    // gets.
+    // a's first half goes to b's second half, and b's first half to a's second half: one half by puts, the
+    // other by gets.
     Transport* a = a_.transport.get();
     Transport* b = b_.transport.get();
     const uint64_t at = i * kPiece;
@@ -268,13 +267,13 @@ TEST_P(TransportTest, TwoTargetsShareTheLink) {
   const PeerId peer_c = a_.transport->Connect(c.transport->LocalAddress()).value();
   const RemoteRegionId remote_c =
       a_.transport->ImportRegion(peer_c, c.transport->ExportRegion(c.region)).value();
-  // Both connected before it counts.
+  // Both are connected before the measurement.
   ASSERT_TRUE(a_.transport->Put(a_.peer, a_.region, 0, a_.remote, 0, 1, 0).ok());
   ASSERT_TRUE(a_.transport->Put(peer_c, a_.region, 0, remote_c, 0, 1, 0).ok());
   const std::vector<Transport*> all = {a_.transport.get(), b_.transport.get(), c.transport.get()};
   ASSERT_TRUE(PollUntil(rig_.get(), all, &done_, [&] { return DoneAtA().size() == 2; }));
   DoneAtA().clear();
-  // All of b's work stands in line before the first of c's.
+  // All of b's work is queued before the first of c's.
   for (uint64_t i = 0; i < count_each; i++)
     ASSERT_TRUE(a_.transport->Put(a_.peer, a_.region, 0, a_.remote, (i % 4) * kSize, kSize, i).ok());
   for (uint64_t i = 0; i < count_each; i++)
@@ -317,12 +316,12 @@ TEST_P(TransportTest, DeregisteredRegionIsRefusedAndTheRestGoesOn) {
   if (rig_->refuses_revoked()) {
     EXPECT_TRUE(b_.memory->HoldsOutside(kTarget, 0, 0));
   }
-  // The same peer, another region: nothing is wrong with it.
+  // Another region of the same peer still works.
   ASSERT_TRUE(a_.transport->Put(a_.peer, a_.region, 5, other_remote, 9, 1000, 4).ok());
   ASSERT_TRUE(Drive(4));
   EXPECT_EQ(DoneAtA()[3].code, Code::kOk);
   EXPECT_TRUE(other.Holds(kSource, 9, 1000, 5));
-  // And the other way.
+  // So does the other direction.
   ASSERT_TRUE(b_.transport->Get(b_.peer, other_region, 0, b_.remote, 0, 4096, 5).ok());
   ASSERT_TRUE(Drive(4, 1));
   EXPECT_EQ(done_[b_.transport.get()][0].code, Code::kOk);
@@ -365,7 +364,7 @@ TEST_P(TransportTest, RefusesWhatMakesNoSense) {
   EXPECT_EQ(t.Put(a_.peer, a_.region, 2, a_.remote, 0, UINT64_MAX - 1, 0).code(), Code::kInvalidArgument);
   EXPECT_THAT(t.Put(a_.peer, a_.region, 0, a_.remote, 4000, 97, 0).message(), HasSubstr("4000"));
   EXPECT_FALSE(t.RegisterRegion(nullptr, 1).ok());
-  // A region of another peer.
+  // A region of another peer is refused.
   const PeerId again = t.Connect(b_.transport->LocalAddress()).value();
   EXPECT_EQ(t.Put(again, a_.region, 0, a_.remote, 0, 1, 0).code(), Code::kInvalidArgument);
   Completion completion;
@@ -391,7 +390,7 @@ TEST_P(TransportTest, RefusesBytesThatAreNoAddressAndNoKey) {
     ASSERT_FALSE(refused.ok()) << bad.size() << " bytes";
     EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
   }
-  // A key of another instance, and an invalid peer.
+  // So are a key of another instance and an invalid peer.
   EXPECT_EQ(t.ImportRegion(a_.peer, a_.key).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(t.ImportRegion(a_.peer + 100, b_.key).status().code(), Code::kInvalidArgument);
 }
@@ -405,7 +404,7 @@ TEST_P(TransportTest, DisconnectCompletesItselfAndEndsThePeer) {
   EXPECT_EQ(DoneAtA()[1].kind, OperationKind::kDisconnect);
   EXPECT_EQ(DoneAtA()[1].peer, a_.peer);
   EXPECT_EQ(a_.transport->Put(a_.peer, a_.region, 0, a_.remote, 0, 10, 1).code(), Code::kInvalidArgument);
-  a_.transport->Disconnect(a_.peer);  // nothing to do
+  a_.transport->Disconnect(a_.peer);  // no effect
   const PeerId old = a_.peer;
   Introduce(&a_, b_);
   EXPECT_NE(a_.peer, old);
@@ -427,7 +426,7 @@ TEST_P(TransportTest, DisconnectGivesQueuedOperationsBackFirst) {
   EXPECT_EQ(DoneAtA()[100].kind, OperationKind::kDisconnect);
 }
 
-// At every point of the way: nothing posted yet, bytes arriving, most of it done.
+// At every stage: nothing posted yet, bytes arriving, most of it done.
 TEST_P(TransportTest, DisconnectInTheMiddleGivesEachOperationBackOnce) {
   if (GetParam() == "ucx_tcp")
     GTEST_SKIP() << "UCX 1.13's tcp may end the process that others were connecting to: docs/ucx.md";
@@ -448,7 +447,7 @@ TEST_P(TransportTest, DisconnectInTheMiddleGivesEachOperationBackOnce) {
                      : a_.transport->Put(a_.peer, a_.region, at, a_.remote, at, operation_bytes, i);
       ASSERT_TRUE(started.ok()) << started.ToString();
     }
-    // The first operation makes the connection, which takes a while; then so many polls more.
+    // The first operation connects, which takes a while. After it, `turn` more polls.
     ASSERT_TRUE(Drive(turn % 2 == 0 ? 0 : 1));
     int polls = 0;
     PollUntil(
@@ -483,7 +482,7 @@ TEST_P(TransportTest, AnUnreachablePeerIsGoneOnTheFirstOperation) {
 TEST_P(TransportTest, WakeEndsWaitOnceOrInAdvance) {
   auto transport = rig_->NewTransport();
   transport->Wake();
-  transport->Wait(UINT64_MAX);  // returns at once, or this test never ends
+  transport->Wait(UINT64_MAX);  // must return at once, or this test never ends
   std::atomic<int> rounds{0};
   std::atomic<bool> ended{false};
   std::thread loop([&] {
@@ -542,7 +541,7 @@ TEST_P(TransportTest, ATargetThatSleepsInWaitIsReached) {
 TEST(AbsentTransportTest, Ofi) { GTEST_SKIP() << "this build is without libfabric"; }
 #endif
 
-// So that what is left out here shows in the sum of the tests, with its reason.
+// Transports that cannot run here are counted as skipped tests, with the reason.
 class AbsentTransport : public testing::TestWithParam<std::string> {};
 TEST_P(AbsentTransport, CannotRunHere) { GTEST_SKIP() << FindKind(GetParam())->absent(); }
 INSTANTIATE_TEST_SUITE_P(Of, AbsentTransport, testing::ValuesIn(AbsentKindNames()),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The choice of a transport, from what a machine shows.
+// The choice of a transport from the devices of a machine.
 
 #include "transport/fabrics.h"
 
@@ -126,7 +126,7 @@ TEST(CreateFabric, MakesWhatWasPlanned) {
   const auto made = CreateFabric({});
   if (!made.ok() && made.status().code() == Code::kUnsupported) GTEST_SKIP() << made.status().message();
   ASSERT_TRUE(made.ok()) << made.status().ToString();
-  // UCX stands in where this build has no libfabric.
+  // UCX is used if this build has no libfabric.
   const bool ofi = ListOfiDevices().missing.empty();
   EXPECT_EQ(made->transport->capabilities().name, ofi ? "ofi" : "ucx");
   EXPECT_EQ(made->transport->capabilities().provider, ofi ? "tcp;ofi_rxm" : "");
@@ -134,7 +134,7 @@ TEST(CreateFabric, MakesWhatWasPlanned) {
   EXPECT_EQ(made->fallback, "");
 }
 
-// Not by UCX either, which stands in for TCP where nobody asked for a provider.
+// UCX does not replace it either; it replaces TCP only if no provider was named.
 TEST(CreateFabric, AProviderThatWasNamedIsNotReplaced) {
   FabricConfig config;
   config.provider = "tcp;ofi_rxm";

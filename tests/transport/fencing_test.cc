@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What Disconnect() promises of every transport whose capabilities say that it fences its peers: nothing that
-// the departed peer had started, or starts later, lands in our memory any more.
+// The promise of Disconnect() on every transport that fences its peers: no put that the departed peer has
+// started, or starts later, lands in our memory any more.
 
 #include <gmock/gmock.h>
 
@@ -12,10 +12,10 @@ namespace {
 
 constexpr uint32_t kSource = 1, kTarget = 2, kOther = 3;
 constexpr uint64_t kLength = 8 << 20;
-// A departed peer is watched for this long: longer than any timeout after which one connects again, and than
-// the engine's quarantine of 5 s.
+// A departed peer is watched for this long. It is longer than any timeout after which a peer connects again,
+// and than the engine's quarantine of 5 s.
 constexpr uint64_t kWatchedMs = 6'000;
-// Many times what a peer takes from its first request to its first put, over loopback.
+// Many times longer than a peer needs from its first request to its first put over loopback.
 constexpr uint64_t kStrangerWatchedMs = 1'000;
 
 class FencingTest : public testing::TestWithParam<std::string> {
@@ -53,7 +53,7 @@ class FencingTest : public testing::TestWithParam<std::string> {
   size_t disconnects_ = 0;
 };
 
-// The peer is a process that is never told: it goes on putting, and connects again whenever it has to.
+// The peer is a process that is not told. It goes on putting, and connects again whenever it must.
 TEST_P(FencingTest, AZombiesLatePutsChangeNothing) {
   if (!rig_->has_processes()) GTEST_SKIP() << "peers live in this process";
   Memory source(kLength);
@@ -66,12 +66,12 @@ TEST_P(FencingTest, AZombiesLatePutsChangeNothing) {
   memory_.Fill(kTarget);
   Poll([&] { return false; }, kWatchedMs);
   EXPECT_TRUE(Untouched());
-  // Named again, it has access again; what it does about it is the peer's affair.
+  // A peer that is connected to again has access again, and may still be putting.
   target_->Connect(zombie->address).value();
   EXPECT_TRUE(Poll([&] { return memory_.Holds(kSource, 0, kLength, 0); })) << "it was not let in again";
 }
 
-// It is stopped in the middle of a put, and goes on with it when its memory range has long been reused.
+// The peer is stopped during a put, and continues it long after its memory range was reused.
 TEST_P(FencingTest, APutThatWasInterruptedIsNotFinished) {
   if (!rig_->has_processes()) GTEST_SKIP() << "peers live in this process";
   const int turns = InGuest() ? 4 : 12;
@@ -82,7 +82,7 @@ TEST_P(FencingTest, APutThatWasInterruptedIsNotFinished) {
     auto zombie = rig_->NewPeer(&source);
     const PeerId peer = target_->Connect(zombie->address).value();
     zombie->Bombard(target_->LocalAddress(), target_->ExportRegion(region_));
-    // Stopped at another point of its first puts each time.
+    // Each turn stops it at another point of its first puts.
     const uint64_t reached = kLength / static_cast<uint64_t>(turns) * static_cast<uint64_t>(turn);
     ASSERT_TRUE(Poll([&] { return memory_.Holds(kSource, reached, 64, reached); }));
     zombie->Stop();
@@ -95,8 +95,8 @@ TEST_P(FencingTest, APutThatWasInterruptedIsNotFinished) {
   }
 }
 
-// The same with a peer of this process, so that the bytes that are cut short lie in the kernel's buffers or
-// half in memory, at every point of the way.
+// The same with a peer in this process. The put is cut at every stage: its bytes are in the kernel's buffers,
+// or partly in memory.
 TEST_P(FencingTest, WhatHasLeftThePeerDoesNotLand) {
   const int turns = InGuest() ? 10 : 60;
   for (int turn = 0; turn < turns; turn++) {
@@ -115,7 +115,7 @@ TEST_P(FencingTest, WhatHasLeftThePeerDoesNotLand) {
                           [&] { return memory_.Holds(kSource, 0, 64, 0); }));
     int polls = 0;
     PollUntil(rig_.get(), {initiator.get(), target_.get()}, &done, [&] { return polls++ == turn; });
-    polls = 0;  // these only leave the initiator
+    polls = 0;  // from here on only the initiator makes progress
     PollUntil(rig_.get(), {initiator.get()}, &done, [&] { return polls++ == turn % 7; });
     DisconnectAndWait(peer);
     memory_.Fill(kTarget);
@@ -123,7 +123,7 @@ TEST_P(FencingTest, WhatHasLeftThePeerDoesNotLand) {
     PollUntil(
         rig_.get(), {initiator.get(), target_.get()}, &done, [] { return false; }, 30);
     ASSERT_TRUE(Untouched()) << "turn " << turn;
-    // A transport gives back what it was lent before it goes.
+    // A transport's destructor completes nothing, so disconnect first.
     initiator->Disconnect(to);
     ASSERT_TRUE(PollUntil(rig_.get(), {initiator.get(), target_.get()}, &done, [&] {
       const auto& list = done[initiator.get()];
@@ -147,7 +147,7 @@ TEST_P(FencingTest, OtherPeersAreNotDisturbed) {
   const PeerId departing_peer = target_->Connect(departing->LocalAddress()).value();
   ASSERT_TRUE(target_->Connect(other->LocalAddress()).ok());
   const std::vector<Transport*> all = {target_.get(), departing.get(), other.get()};
-  // Both are connected, so that the puts run while the fence does: none of them is polled for before it.
+  // Both are connected, so the puts run during the fence: none is polled for before it.
   ASSERT_TRUE(departing->Put(departing_to, departing_local, 0, departing_remote, 0, 1, 1).ok());
   ASSERT_TRUE(other->Put(to, local, 0, remote, 0, 1, 1).ok());
   ASSERT_TRUE(PollUntil(rig_.get(), all, &done_,
@@ -159,7 +159,7 @@ TEST_P(FencingTest, OtherPeersAreNotDisturbed) {
   for (const Completion& completion : done_[other.get()]) EXPECT_EQ(completion.code, Code::kOk);
 }
 
-// It has all that a view tells: the address and the region's key.
+// The stranger has all that a view contains: the address and the region's key.
 TEST_P(FencingTest, AStrangerReachesNothing) {
   if (!target_->capabilities().admits_peers) GTEST_SKIP() << GetParam() << " does not tell peers apart";
   if (!rig_->has_processes()) GTEST_SKIP() << "peers live in this process";
@@ -173,12 +173,12 @@ TEST_P(FencingTest, AStrangerReachesNothing) {
   EXPECT_TRUE(Untouched());
   target_->SetPeers({member->LocalAddress(), stranger->address});
   ASSERT_TRUE(Poll([&] { return memory_.Holds(kSource, 0, kLength, 0); })) << "named, it has access";
-  // As a node does with a member that has left.
+  // A node does this with a member that has left.
   const PeerId peer = target_->Connect(stranger->address).value();
   target_->SetPeers({member->LocalAddress()});
   DisconnectAndWait(peer);
   memory_.Fill(kTarget);
-  target_->Connect(stranger->address).value();  // which is not to let it in
+  target_->Connect(stranger->address).value();  // must not admit it
   Poll([&] { return false; }, kStrangerWatchedMs);
   EXPECT_TRUE(Untouched());
 }

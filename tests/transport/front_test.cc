@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The front that the fabrics share, without a fabric: tables, account, turns, waking, and the words of
-// refusals.
+// The front that the fabrics share, without a fabric: its tables, counters, round-robin, wake-ups, and
+// messages of refusals.
 
 #include "transport/front/front.h"
 
@@ -97,7 +97,7 @@ TEST(FrontRegions, OnlyWhatIsExportedHasAKey) {
   EXPECT_EQ(table.Export(999, encode), "");
 }
 
-// Registering, using and letting go at once: no region is destroyed while an operation holds it.
+// Concurrent registration, use and release: no region is destroyed while an operation uses it.
 TEST(FrontRegions, OtherThreadsMayRegisterWhileTheLoopUses) {
   RegionTable<Region> table;
   std::vector<int> gone;
@@ -204,7 +204,7 @@ TEST(FrontQueue, OnlyTheHeadIsCutAndAnAbandonedOneLeaves) {
   queue.Cut(6);
   EXPECT_EQ(queue.head(), &b);
   EXPECT_FALSE(a.queued);
-  queue.Abandon(&a);  // nothing of it is left to cut
+  queue.Abandon(&a);  // it has left the queue already
   EXPECT_EQ(queue.head(), &b);
   queue.Abandon(&b);
   EXPECT_TRUE(queue.empty());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes as words of text, between a transport test and its peer process.
+// Bytes as hexadecimal text, for messages between a transport test and its peer process.
 
 #ifndef ROPETEAM_TESTS_TRANSPORT_HEX_H_
 #define ROPETEAM_TESTS_TRANSPORT_HEX_H_

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The faults that the in-process fabric can be told to have; what it shares with the others is in
+// The faults that the in-process fabric can inject. What it shares with the other fabrics is in
 // conformance_test.cc.
 
 #include "transport/inproc/inproc_transport.h"

@@ -14,7 +14,7 @@ std::vector<TransportKind> AllKinds() {
 }
 
 const TransportKind* FindKind(const std::string& name) {
-  // Kept for good: callers hold on to what they are given.
+  // Never freed: callers keep the returned pointers.
   static const std::vector<TransportKind> all = AllKinds();
   for (const TransportKind& kind : all)
     if (kind.name == name) return &kind;

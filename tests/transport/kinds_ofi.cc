@@ -9,7 +9,7 @@
 namespace ropeteam::test {
 namespace {
 
-// Where nothing tells a dead peer from a busy one but its silence: 1 s, and a crowded, emulated machine.
+// For fabrics that notice a dead peer only by its silence: 1 s, and time for a busy, emulated machine.
 constexpr uint64_t kSilentWithinMs = 8'000;
 
 TransportKind Kind(const std::string& name, const OfiConfig& config) {
@@ -36,8 +36,8 @@ TransportKind Tcp(const std::string& name, bool shared_endpoint) {
   return kind;
 }
 
-// libfabric's own reliable datagrams over TCP, without ofi_rxm: "tcp" from 1.18 on, "net" before. Empty: there
-// are none.
+// libfabric's own reliable datagrams over TCP, without ofi_rxm: "tcp" since 1.18, "net" before. Empty: not
+// available.
 std::string NativeTcp() {
   std::string name;
   for (const FabricDevice& device : ListOfiDevices().devices)
@@ -84,7 +84,7 @@ TransportKind Shm() {
   return kind;
 }
 
-// The network interface below the first RDMA device; empty: there is none.
+// The network interface of the first RDMA device; empty: none.
 std::string RdmaInterface() {
   for (const FabricDevice& device : ListVerbsDevices().devices) {
     std::ifstream file("/sys/class/infiniband/" + device.name + "/ports/1/gid_attrs/ndevs/0");

@@ -17,7 +17,7 @@ TransportKind Kind(const std::string& name, const UcxConfig& config) {
   TransportKind kind;
   kind.name = name;
   kind.make = [config](const std::string&) { return CreateUcxTransport(config); };
-  // A node of UCX's has no address that it could come back under.
+  // A UCX node has no address that it could take again.
   kind.name_of = [](const Transport&) { return "ucx"; };
   kind.absent = [] { return kMissing; };
   return kind;

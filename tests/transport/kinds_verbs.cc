@@ -10,7 +10,7 @@
 namespace ropeteam::test {
 namespace {
 
-constexpr uint64_t kGoneWithinMs = 10'000;  // 2 s by kSilenceMsDefault, and a crowded, emulated machine
+constexpr uint64_t kGoneWithinMs = 10'000;  // 2 s of kSilenceMsDefault, and time for a busy, emulated machine
 
 std::vector<std::string> UsableDevices() {
   std::vector<std::string> names;
@@ -28,8 +28,8 @@ TransportKind Kind(const std::string& name, size_t rails) {
   kind.names_refusals = true;
   kind.fences = true;
   kind.gone_within_ms = kGoneWithinMs;
-  // Every other transport has its devices the other way round, so that with the two ends of one cable (see
-  // scripts/soft-roce) what is sent by one goes over the cable.
+  // Every second transport lists its devices in reverse order. So with two devices at the ends of one cable
+  // (see scripts/soft-roce), traffic between two transports crosses the cable.
   kind.make = [rails](const std::string&) {
     static std::atomic<uint32_t> made{0};
     static const std::vector<std::string> usable = UsableDevices();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Registering more memory than the process may lock, over every transport in this build: where a device pins
-// it, the answer says what is needed, the limit and what to set; where nothing is pinned, the limit does not
+// Registers more memory than the process may lock, on every transport in this build. If a device pins memory,
+// the error says how much is needed, the limit and what to set. If nothing is pinned, the limit does not
 // matter.
 
 #include <gmock/gmock.h>
@@ -21,7 +21,7 @@ using testing::HasSubstr;
 constexpr uint64_t kMiB = 1 << 20;
 constexpr uint64_t kLimitBytes = kMiB, kRegionBytes = 16 * kMiB;
 
-// This thread may lock kLimitBytes until the end of the scope, and is not privileged to lock more.
+// Until the end of the scope, this thread may lock only kLimitBytes and lacks the privilege to lock more.
 class LockedMemoryLimit {
  public:
   LockedMemoryLimit() {

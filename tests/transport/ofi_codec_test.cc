@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Addresses and keys on their way through the control plane, and listen addresses as people write them.
+// Encoded addresses and keys for the control plane, and listen addresses as users write them.
 
 #include <gmock/gmock.h>
 
@@ -61,7 +61,7 @@ TEST(OfiCodecTest, EveryFlippedBitAndEveryCutIsNoticed) {
   EXPECT_EQ(decoded_key.instance, 0u);
 }
 
-// The number of keys is a byte, and what it says beyond the most rails there may be was not looked at.
+// The number of keys is a byte, so it can exceed kRailsMax.
 TEST(OfiCodecTest, AKeyThatSaysItHasMoreRailsThanThereMayBeIsRefused) {
   RailsKey key{1, 2, 3, std::vector<uint64_t>(kRailsMax, 7)};
   std::string bytes = Encode(key);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Device memory over libfabric, as far as it can be tested without a card that takes it: who refuses, and in
-// which words. A refusal with kUnsupported leads to the copy through host memory.
+// Device memory over libfabric, as far as it can be tested without a card that supports it: what refuses it,
+// and with which message. A refusal with kUnsupported leads to a copy through host memory.
 
 #include "transport/ofi/dmabuf.h"
 
@@ -46,7 +46,7 @@ TEST(OfiDmabuf, IsRefusedInWordsWithOneRailAndWithSeveral) {
     EXPECT_THAT(refused.status().message(),
                 AllOf(HasSubstr("cannot register a dmabuf"),
                       HasSubstr(WhyNoDmabuf(built, fi_version(), transport.capabilities().provider))));
-    // It holds no place, and other memory is registered as ever.
+    // The refused region takes no table entry, and other memory is registered as usual.
     for (size_t i = 0; i < kRegionsMax; i++)
       ASSERT_TRUE(transport.RegisterRegion(memory.data(), 4096).ok()) << i;
     EXPECT_EQ(transport.counters().registrations, kRegionsMax);

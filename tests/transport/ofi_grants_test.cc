@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Keys for each peer: granted on a knock, revoked with the peer, and for regions that come and go.
+// Keys per peer: granted on request, revoked with the peer, and updated when regions are added and removed.
 
 #include "transport/ofi/grants.h"
 
@@ -76,7 +76,7 @@ TEST_F(OfiGrants, WhoIsNotNamedGetsNothingAndLeavesNoTrace) {
   EXPECT_THAT(keys_, UnorderedElementsAre(KeyOf(kRegion, 1), KeyOf(kRegion, 2)));
 }
 
-// Appendix A of the paper: its key and the first eight bytes of its message. Checked with `openssl mac SIPHASH`.
+// Key and first eight message bytes from appendix A of the SipHash paper. Checked with `openssl mac SIPHASH`.
 TEST(OfiKeys, AreMadeBySipHash) {
   EXPECT_EQ(SipHash24(0x0706050403020100, 0x0f0e0d0c0b0a0908, 0x0706050403020100), 0x93f5f5799a932462u);
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ending the connections to one peer from below libfabric, with sockets that lie as its own do: waited for by
-// an epoll descriptor that another one waits for. Then the transport, which must never close an endpoint while
-// libfabric is in the middle of an answer.
+// Ends the connections to one peer below libfabric. The sockets are set up as libfabric's own: an epoll
+// descriptor waits for them, and another one waits for that descriptor. Then tests of the transport, which
+// must never close an endpoint while libfabric handles an answer.
 #include "transport/ofi/hang_up.h"
 
 #include <arpa/inet.h>
@@ -19,7 +19,7 @@
 #include "tests/transport/rig.h"
 #include "transport/ofi/ofi_transport.h"
 
-// How long this thread's next epoll_wait() takes. libfabric begins each round of progress with it.
+// Delay of this thread's next epoll_wait(). libfabric begins each round of progress with it.
 static thread_local useconds_t pause_us = 0;
 
 extern "C" __attribute__((visibility("default"))) int epoll_wait(int epoll, epoll_event* events, int count,
@@ -31,7 +31,7 @@ extern "C" __attribute__((visibility("default"))) int epoll_wait(int epoll, epol
 namespace ropeteam::ofi {
 namespace {
 
-// The other end of the connection resets it. When this returns, the reset has arrived.
+// Resets the connection from the other end. When this returns, the reset has arrived.
 void Reset(int here, int there) {
   const sockaddr none{};  // AF_UNSPEC
   ASSERT_EQ(connect(there, &none, sizeof none), 0);
@@ -40,7 +40,7 @@ void Reset(int here, int there) {
     length = sizeof other;
 }
 
-// A connection over loopback to a listener of its own.
+// A loopback connection with a listener of its own.
 struct Connection {
   Connection() {
     const int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -60,7 +60,7 @@ struct Connection {
     if (here >= 0) close(here);
     close(there);
   }
-  IpAddress address;  // where it leads, seen from `here`
+  IpAddress address;  // of the other end, seen from `here`
   int here = -1, there = -1;
 };
 
@@ -94,7 +94,7 @@ TEST_F(OfiHangUp, EndsTheConnectionToThatPeerAndNoOther) {
   EXPECT_EQ(recv(b_.here, &byte, 1, 0), 1);
 }
 
-// What has not been sent when the socket is closed must not be sent later.
+// Bytes that are unsent when the socket is closed must not be sent later.
 TEST_F(OfiHangUp, WhatWasNotSentIsDropped) {
   std::string much(64 << 20, 'x');
   ASSERT_GT(send(a_.here, much.data(), much.size(), MSG_DONTWAIT), 0);  // as much as the buffers take
@@ -108,7 +108,7 @@ TEST_F(OfiHangUp, WhatWasNotSentIsDropped) {
   EXPECT_EQ(errno, ECONNRESET);
 }
 
-// What has arrived and was not read yet is lost, and so is what comes later; others are left alone.
+// Unread bytes that have arrived are lost, and so are later ones. Other connections are not affected.
 TEST_F(OfiHangUp, CutDiscardsWhatHasArrived) {
   ASSERT_EQ(send(a_.there, "late", 4, 0), 4);
   ASSERT_EQ(send(b_.there, "x", 1, 0), 1);
@@ -122,7 +122,7 @@ TEST_F(OfiHangUp, CutDiscardsWhatHasArrived) {
   EXPECT_EQ(recv(b_.here, bytes, sizeof bytes, 0), 1);
 }
 
-// The kernel does not say any more whose it was, but what has arrived can still be read.
+// After a reset the kernel no longer knows the peer's address, but bytes that have arrived can still be read.
 TEST_F(OfiHangUp, WhatWasResetCountsAndIsDiscarded) {
   ASSERT_EQ(send(a_.there, "late", 4, 0), 4);
   Reset(a_.here, a_.there);
@@ -153,7 +153,7 @@ TEST_F(OfiHangUp, FindsNothingWhereThereIsNothing) {
   EXPECT_EQ(HangUp(outer_, other.address), 0u);
 }
 
-// `a` has read the beginning of an answer, more has arrived, and the end has not been sent.
+// `a` has read the beginning of an answer. More has arrived, and the end is not sent yet.
 class OfiAnswerOnTheWay : public testing::Test {
  protected:
   static constexpr uint64_t kBytes = 64 << 20;  // more than the kernel takes
@@ -192,7 +192,7 @@ class OfiAnswerOnTheWay : public testing::Test {
     EXPECT_EQ(done[0].code, Code::kPeerGone);
     EXPECT_EQ(done[1].kind, OperationKind::kDisconnect);
   }
-  // The connection that carries the answer, by its end at `own`.
+  // The socket at `own` of the connection that carries the answer.
   static int Socket(const char* own, const char* other) {
     for (int fd = 0; fd < 1024; fd++) {
       sockaddr_in here{}, there{};
@@ -208,7 +208,7 @@ class OfiAnswerOnTheWay : public testing::Test {
   test::Completions done_;
 };
 
-// As on a busy machine: the whole time that the thread means to wait passes before it has read anything.
+// As on a busy machine: the thread's whole waiting time passes before it has read anything.
 TEST_F(OfiAnswerOnTheWay, AThreadThatDoesNotRunForLongClosesNothingTooEarly) {
   pause_us = 100'000;
   a_.transport->Disconnect(a_.peer);
@@ -216,7 +216,7 @@ TEST_F(OfiAnswerOnTheWay, AThreadThatDoesNotRunForLongClosesNothingTooEarly) {
   ExpectGivenBack();
 }
 
-// As when the peer's process is killed: the kernel knows, libfabric does not yet.
+// As when the peer's process is killed: the kernel knows it, libfabric does not yet.
 TEST_F(OfiAnswerOnTheWay, ThePeerResetsTheConnection) {
   Reset(Socket(kA, kB), Socket(kB, kA));
   a_.transport->Disconnect(a_.peer);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rail of ofi that fails while others live. Two nodes of this process have a rail on each of two loopback
-// addresses; shutting down the sockets that one node has on one of them is what the death of the card behind
-// it looks like: connections break, and nobody listens there any more.
+// A rail of ofi fails while others work. Two nodes of this process have a rail on each of two loopback
+// addresses. To simulate the death of a card, a test shuts down one node's sockets on one address:
+// connections break, and nothing listens there any more.
 
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -33,7 +33,7 @@ constexpr uint64_t kOperations = 12, kOperationBytes = 4 * kMiB;
 
 enum class What { kAll, kConnections };
 
-// Shuts down this process's sockets whose own address is `address`; returns how many.
+// Shuts down this process's sockets with the local address `address`; returns their number.
 size_t Shut(const char* address, What what) {
   std::vector<int> fds;
   DIR* directory = opendir("/proc/self/fd");
@@ -88,7 +88,7 @@ class OfiRailFailure : public testing::Test {
     return PollUntil(nullptr, {a_.get(), b_.get()}, &completions_, until);
   }
   std::vector<Completion>& done() { return completions_[a_.get()]; }
-  // Every second one a get. The target makes no progress meanwhile, so that all of it stays outstanding.
+  // Starts puts and gets in alternation. The target makes no progress meanwhile, so all stay outstanding.
   void StartWork() {
     for (uint64_t i = 0; i < kOperations; i++) {
       const uint64_t at = i * kOperationBytes;
@@ -99,7 +99,7 @@ class OfiRailFailure : public testing::Test {
     Completion completion;
     for (int i = 0; i < 100; i++) ASSERT_EQ(a_->Poll(&completion, 1), 0u);
   }
-  // Each of StartWork()'s operations has completed once, with `code`.
+  // Checks that each of StartWork()'s operations has completed once, with `code`.
   void ExpectEachOnce(Code code) {
     std::map<uint64_t, int> times;
     for (const Completion& completion : done()) {
@@ -110,8 +110,7 @@ class OfiRailFailure : public testing::Test {
     EXPECT_EQ(times.size(), kOperations);
     for (const auto& [context, count] : times) EXPECT_EQ(count, 1) << context;
   }
-  // Each has completed once: the gets with their bytes, the puts that had begun as link failures, the rest of
-  // the puts with their bytes too.
+  // Checks that each has completed once: puts that had begun with kLinkFailed, all others with their bytes.
   void ExpectGetsDoneAndPutsInTheAirFailed() {
     std::map<uint64_t, int> times;
     int failed = 0;
@@ -148,7 +147,7 @@ class OfiRailFailure : public testing::Test {
   Completions completions_;
 };
 
-// No peer can confirm that nothing more of a put will arrive, so none is made a second time.
+// No put is repeated, because no peer can confirm that no more bytes of it will arrive.
 TEST_F(OfiRailFailure, ItsGetsAreRedoneOnTheOthersItsPutsEndAndTheLogSaysWhichAndWhy) {
   StartWork();
   ASSERT_GT(Shut("127.0.0.22", What::kAll), 1u);
@@ -157,7 +156,7 @@ TEST_F(OfiRailFailure, ItsGetsAreRedoneOnTheOthersItsPutsEndAndTheLogSaysWhichAn
   EXPECT_THAT(Logged(), Contains(AllOf(HasSubstr("left out rail tcp;ofi_rxm on lo 127.0.0.12:"),
                                        HasSubstr("no process listens at its address"))));
   EXPECT_THAT(Logged(), Each(Not(HasSubstr("no rail reaches it"))));
-  // The rest carries on alone, and nothing comes out a second time.
+  // The remaining rail works alone, and nothing completes a second time.
   ASSERT_TRUE(a_->Put(peer_, region_, 0, remote_, 0, 3 * kMiB, 99).ok());
   ASSERT_TRUE(Drive([&] { return done().back().context == 99; }));
   EXPECT_EQ(done().back().code, Code::kOk);
@@ -191,7 +190,7 @@ TEST_F(OfiRailFailure, WithBothAtOnceThePeerIsGoneAndNothingIsRedone) {
   ExpectEachOnce(Code::kPeerGone);
 }
 
-// The card is well, only the connection is not.
+// Only the connection is broken; the card works.
 TEST_F(OfiRailFailure, ABrokenConnectionCostsNoGetAndNoRail) {
   StartWork();
   ASSERT_GT(Shut("127.0.0.22", What::kConnections), 0u);
@@ -206,7 +205,7 @@ TEST_F(OfiRailFailure, DisconnectingMeanwhileGivesEverythingBackOnce) {
   ASSERT_GT(Shut("127.0.0.22", What::kAll), 1u);
   Completion completion;
   for (int i = 0; i < 3; i++)
-    ASSERT_EQ(a_->Poll(&completion, 1), 0u);  // it has seen the break, and is looking
+    ASSERT_EQ(a_->Poll(&completion, 1), 0u);  // it has noticed the failure and is checking the rail
   a_->Disconnect(peer_);
   ASSERT_TRUE(Drive([&] { return done().size() >= kOperations + 1; }));
   ExpectEachOnce(Code::kPeerGone);

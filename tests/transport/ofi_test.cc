@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What only the transport over libfabric has: providers, devices, ports, and strangers on its port. In a
-// build without libfabric, that it says so.
+// What is particular to the transport over libfabric: providers, devices, ports, and strangers on its port. A
+// build without libfabric says so.
 
 #include "transport/ofi/ofi_transport.h"
 
@@ -110,7 +110,7 @@ TEST(OfiTest, RefusesAPeerOfAnotherProvider) {
   EXPECT_THAT(refused.status().message(), testing::AllOf(HasSubstr("tcp;ofi_rxm"), HasSubstr("udp;ofi_rxd")));
 }
 
-// shm answers FI_MR_VIRT_ADDR, as EFA does, has names that are no IP addresses, and no descriptor to sleep
+// shm requires FI_MR_VIRT_ADDR, as EFA does. Its names are not IP addresses, and it has no descriptor to wait
 // on.
 TEST(OfiTest, HonoursVirtualAddressesWithoutADescriptorToSleepOn) {
   OfiConfig config;
@@ -144,7 +144,7 @@ TEST(OfiTest, HonoursVirtualAddressesWithoutADescriptorToSleepOn) {
   ASSERT_TRUE(PollUntil(nullptr, {a.get(), b.get()}, &done, [&] { return done[a.get()].size() == 3; }));
 }
 
-// Three rails and two: each of the five has a link, and every byte gets to its place.
+// One node has three rails, the other two. Each of the five has a link, and every byte arrives in its place.
 TEST(OfiTest, NodesNeedNotHaveAsManyRails) {
   auto a = CreateOfiTransport({.listen_address = "127.0.0.1,127.0.0.2,127.0.0.3"}).value();
   auto b = CreateOfiTransport({.listen_address = "127.0.0.4,127.0.0.5"}).value();
@@ -167,7 +167,7 @@ TEST(OfiTest, NodesNeedNotHaveAsManyRails) {
   ASSERT_TRUE(PollUntil(nullptr, {a.get(), b.get()}, &done, [&] { return done[b.get()].size() == 1; }));
   EXPECT_EQ(done[b.get()][0].code, Code::kOk);
   EXPECT_TRUE(target.Holds(1, 0, 16 << 20, 0));
-  // Bytes of a transport without rails are told apart.
+  // Addresses with and without rails are not confused.
   auto plain = CreateOfiTransport({}).value();
   EXPECT_THAT(a->Connect(plain->LocalAddress()).status().message(),
               HasSubstr("not an ofi address of several"));
@@ -180,7 +180,8 @@ TEST(OfiTest, ARailThatIsNotThereIsNamed) {
   EXPECT_THAT(status.message(), HasSubstr("\"nosuch0\""));
 }
 
-// Strangers connect to the data port and send garbage; the transport lives and its memory is as it was.
+// Strangers connect to the data port and send garbage. The transport keeps working, and its memory is
+// unchanged.
 TEST(OfiTest, GarbageOnTheDataPortHarmsNobody) {
   Memory source(1 << 20), target(1 << 20);
   source.Fill(1);
@@ -206,10 +207,10 @@ TEST(OfiTest, GarbageOnTheDataPortHarmsNobody) {
     ASSERT_EQ(connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
     std::string garbage(round % 5 == 0 ? 0 : random() % 5000, '\0');
     for (char& c : garbage) c = static_cast<char>(random());
-    // Some look like the beginning of the provider's own handshake: a type and version 1 to 4.
+    // Some look like the beginning of the provider's own handshake: a type and a version.
     if (round % 3 == 0 && garbage.size() > 8) garbage[0] = static_cast<char>(round % 7), garbage[1] = 3;
     (void)!send(fd, garbage.data(), garbage.size(), MSG_NOSIGNAL);
-    if (round % 2 == 0) put_one(100);  // while the stranger is still there
+    if (round % 2 == 0) put_one(100);  // while the stranger is still connected
     close(fd);
     Completion none;
     b->Poll(&none, 1);
@@ -227,7 +228,7 @@ uint64_t ProcessorUs() {
          static_cast<uint64_t>(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec);
 }
 
-// Processor time that the loop of a transport takes over 300 ms without work, after 50 ms to settle.
+// Processor time of a transport's loop over 300 ms without work, after 50 ms to settle.
 uint64_t IdleProcessorUs(Transport* transport) {
   Completion completion;
   auto run = [&](uint64_t us) {
@@ -240,13 +241,12 @@ uint64_t IdleProcessorUs(Transport* transport) {
   return ProcessorUs() - used;
 }
 
-// Of 300 ms: 5 %. The process's time is charged with what a crowded machine does to its few wake-ups (3 ms
-// were seen), and a poller that never sleeps uses all 300; ropeteam-bench idle measures the 1 % over twenty
-// seconds.
+// 5 % of 300 ms. A busy machine adds to the time of the few wake-ups (3 ms were seen); a poller that never
+// sleeps uses all 300 ms. ropeteam-bench idle measures the 1 % over twenty seconds.
 constexpr uint64_t kIdleUsMax = 15'000;
 
-// An idle transport sleeps: also one that was busy just before, whose peer has died, whose initiator has
-// died, and that strangers have connected to.
+// An idle transport sleeps, even after work, after the death of its peer or initiator, and after connections
+// from strangers.
 TEST(OfiTest, UsesNoProcessorWhenIdle) {
   Memory memory(1 << 20);
   auto rig = Rig::Make("ofi_tcp");
@@ -287,7 +287,7 @@ TEST(OfiTest, UsesNoProcessorWhenIdle) {
   EXPECT_LT(IdleProcessorUs(transport.get()), kIdleUsMax) << "its peer is known to be gone";
 }
 
-// A peer's death is noticed in Wait() too, by a loop that never polls more than it must.
+// Wait() notices a peer's death too, in a loop that polls only when it must.
 TEST(OfiTest, WaitNoticesAPeersDeath) {
   Memory memory(4 << 20);
   auto rig = Rig::Make("ofi_tcp");
@@ -313,8 +313,8 @@ TEST(OfiTest, WaitNoticesAPeersDeath) {
   EXPECT_LT(NowUs() - killed, 100'000u);
 }
 
-// A transport that checks a peer after kSilenceMs without a completion. The peer has taken one put, and is then stopped
-// in the middle of a second one.
+// A transport that checks a peer after kSilenceMs without a completion. The peer completes one put and is
+// stopped during the second one.
 class OfiSilenceTest : public testing::Test {
  protected:
   static constexpr uint32_t kSilenceMs = 200;
@@ -336,7 +336,7 @@ class OfiSilenceTest : public testing::Test {
     return PollUntil(
         nullptr, {transport_.get()}, &done_, [&] { return done().size() == count; }, limit_ms);
   }
-  // The peer goes on, and both puts arrive.
+  // Lets the peer continue; both puts must complete.
   void ExpectKept() {
     remote_->Continue();
     ASSERT_TRUE(Drive(2));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Peers that die, hang, and come back, of every transport in this build.
+// Peers that die, hang and return, on every transport in this build.
 
 #include <gmock/gmock.h>
 #include <unistd.h>
@@ -17,7 +17,7 @@ using testing::AnyOf;
 constexpr uint32_t kSource = 1, kTarget = 2, kOther = 3;
 constexpr uint64_t kLength = 8 << 20;
 
-// A transport with a region, for a peer with another one.
+// A transport with a region, and a region for its peer.
 struct Initiator {
   explicit Initiator(const std::string& kind) : rig_(Rig::Make(kind)) {
     memory_.Fill(kSource);
@@ -34,14 +34,14 @@ struct Initiator {
         rig_.get(), {transport_.get()}, &done_, [&] { return done().size() >= count; }, limit_ms);
   }
   std::vector<Completion>& done() { return done_[transport_.get()]; }
-  // One put and its code.
+  // Completes one put and returns its code.
   Code PutOne(uint64_t offset, uint64_t length) {
     const size_t before = done().size();
     EXPECT_TRUE(transport_->Put(peer_, region_, offset, remote_, offset, length, 77).ok());
     EXPECT_TRUE(Drive(before + 1));
     return done().back().code;
   }
-  // Polls for a while: nothing may come that was not asked for.
+  // Polls for a while: no completion may come.
   void ExpectSilence() {
     const size_t before = done().size();
     Drive(before + 1, 30);
@@ -76,7 +76,7 @@ TEST_P(PeerTest, KilledWithAThousandInFlightGivesEveryBufferBackOnce) {
     ASSERT_TRUE(i % 4 == 3 ? transport_->Get(peer_, region_, offset, remote_, offset, length, i).ok()
                            : transport_->Put(peer_, region_, offset, remote_, offset, length, i).ok());
   }
-  // Let the device get its fill.
+  // Gives the device time to take as much as it can.
   if (rig_->serves_stopped()) {
     ASSERT_TRUE(Drive(1));
   } else {
@@ -89,7 +89,7 @@ TEST_P(PeerTest, KilledWithAThousandInFlightGivesEveryBufferBackOnce) {
   std::set<uint64_t> contexts;
   uint64_t failures = 0;
   for (const Completion& completion : done()) {
-    // What was served before the death.
+    // A card may have served some before the death.
     if (!rig_->serves_stopped() || completion.code != Code::kOk) {
       EXPECT_EQ(completion.code, Code::kPeerGone);
       failures++;
@@ -101,7 +101,7 @@ TEST_P(PeerTest, KilledWithAThousandInFlightGivesEveryBufferBackOnce) {
   EXPECT_GT(failures, 0u);
   EXPECT_EQ(transport_->counters().failures, failures);
 
-  // Whatever comes later fails at once.
+  // Later operations fail at once.
   const uint64_t later = NowUs();
   EXPECT_EQ(PutOne(0, 4096), Code::kPeerGone);
   EXPECT_LT(NowUs() - later, rig_->gone_within_us());
@@ -140,7 +140,7 @@ TEST_P(PeerTest, KilledUnderFullLoadDisturbsNobodyElse) {
   EXPECT_TRUE(other_memory.Holds(kSource, 0, kLength, 0));
 }
 
-// As when a node dies that another is recovering from: bytes of a get have arrived, more are on their way.
+// As when a node dies while another fetches from it: some bytes of a get have arrived, more are on their way.
 TEST_P(PeerTest, KilledInTheMiddleOfGetsGivesEveryBufferBackOnce) {
   if (!rig_->deaf().empty()) GTEST_SKIP() << rig_->deaf();
   constexpr uint64_t kGets = 8;
@@ -183,7 +183,7 @@ TEST_P(PeerTest, ReturnsUnderItsAddressAsANewInstance) {
   fresh.Fill(kOther);
   auto returned = rig_->NewPeer(&fresh, name);
   ASSERT_EQ(returned->name, name);
-  // The dead instance's id never reaches the new one.
+  // The dead instance's id never reaches the new instance.
   EXPECT_EQ(PutOne(0, 4096), Code::kPeerGone);
   EXPECT_TRUE(fresh.HoldsOutside(kOther, 0, 0));
   Meet(*returned);
@@ -192,7 +192,7 @@ TEST_P(PeerTest, ReturnsUnderItsAddressAsANewInstance) {
   EXPECT_EQ(PutOne(100, 100'000), Code::kOk);
   EXPECT_TRUE(fresh.Holds(kSource, 100, 100'000, 100));
   EXPECT_TRUE(fresh.HoldsOutside(kOther, 100, 100'000));
-  // Giving the old one up leaves the new one alone.
+  // Disconnecting the old peer does not affect the new one.
   transport_->Disconnect(old_peer);
   const size_t before = done().size();
   ASSERT_TRUE(Drive(before + 1));
@@ -207,7 +207,7 @@ TEST_P(PeerTest, ASlowTargetDelaysAndNothingMore) {
   done().clear();
   target_.Fill(kTarget);
   peer->Stop();
-  // Small enough for any buffer on the way: a completion now would be of bytes that have not arrived.
+  // These fit into any buffer on the way, so an early completion would be for bytes that have not arrived.
   ASSERT_TRUE(transport_->Put(peer_, region_, 0, remote_, 0, 100, 1).ok());
   ASSERT_TRUE(transport_->Get(peer_, region_, 4096, remote_, 8192, 100, 2).ok());
   ASSERT_TRUE(transport_->Put(peer_, region_, 1 << 20, remote_, 1 << 20, 4 << 20, 3).ok());
@@ -266,7 +266,8 @@ TEST_P(PeerTest, ARegionRevokedInAnotherProcessIsRefusedThere) {
   EXPECT_TRUE(target_.HoldsOutside(kTarget, 0, 0));
 }
 
-// All kinds of transport pause at once, for longer than any of them waits for a peer's first answer.
+// Initiators of all kinds pause at once, for longer than the timeout of any of them for a peer's first
+// answer.
 TEST(PeerPauseTest, APauseBeforeThePeersAreAskedIsNotTheirSilence) {
   std::vector<std::unique_ptr<Initiator>> initiators;
   std::vector<std::unique_ptr<RemotePeer>> peers;

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A peer process for the transport tests: listens, registers the shared memory that it finds at descriptor 3,
-// prints "address key name" (the first two in hex), and makes progress the way a daemon does, until it is
-// killed.
+// A peer process for the transport tests. It listens, registers the shared memory at descriptor 3, prints
+// "address key name" (the first two in hex), and makes progress as a daemon does.
 //
 //   transport_test_peer KIND LENGTH NAME
 //
 // On its standard input:
-//   deregister            gives the region up and answers "deregistered"
-//   bombard ADDRESS KEY   (in hex) from now on puts the whole region to that region, again and again; to a new
-//                         peer once the one it has is gone
-// The end of it ends the process.
+//   deregister            releases the region and answers "deregistered"
+//   bombard ADDRESS KEY   (in hex) from now on puts the whole region to that region, again and again; when the
+//                         peer is gone, connects again
+// The process ends at the end of its input.
 
 #include <signal.h>
 #include <sys/mman.h>
@@ -39,7 +38,7 @@ using ropeteam::test::ToHex;
 constexpr int kMemoryFd = 3;
 constexpr uint64_t kPutsAtATime = 4;
 
-// What "bombard" asks for. The loop's own, but for the target.
+// Carries out "bombard". Loop thread only, except Aim().
 class Bombardment {
  public:
   Bombardment(Transport* transport, ropeteam::RegionId region, uint64_t length)

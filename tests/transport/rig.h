@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the transport tests share: a way to make transports of each kind, memory with guards, and a peer that
-// can be stopped, killed and started again under its address. A peer of inproc lives in this process, one of
-// the others in another.
+// Shared by the transport tests: transports of each kind, memory with guards, and a peer that can be stopped,
+// killed and started again under its address. A peer of inproc lives in this process, all others in a process
+// of their own.
 
 #ifndef ROPETEAM_TESTS_TRANSPORT_RIG_H_
 #define ROPETEAM_TESTS_TRANSPORT_RIG_H_
@@ -22,7 +22,7 @@
 
 namespace ropeteam::test {
 
-// Shared memory, so that a peer in another process can have it as its region and the test can look at it.
+// Shared memory: a peer in another process can use it as its region, and the test can check it.
 class Memory {
  public:
   explicit Memory(uint64_t length);
@@ -35,7 +35,7 @@ class Memory {
 
   // Fills with bytes that depend on position and seed.
   void Fill(uint32_t seed);
-  // Whether [offset, +length) is as Fill(seed) leaves it, `source_offset` further on.
+  // Whether [offset, +length) holds the bytes that Fill(seed) writes at `source_offset`.
   bool Holds(uint32_t seed, uint64_t offset, uint64_t length, uint64_t source_offset);
   // Whether everything outside [offset, +length) is as Fill(seed) left it.
   bool HoldsOutside(uint32_t seed, uint64_t offset, uint64_t length);
@@ -46,7 +46,7 @@ class Memory {
   uint8_t* data_ = nullptr;
 };
 
-// One transport of this process with a region of its own, and another such one as its peer.
+// One transport of this process with a region; another Endpoint is its peer.
 struct Endpoint {
   explicit Endpoint(Result<std::unique_ptr<Transport>> made, uint64_t length = 8 << 20);
   void Meet(const Endpoint& other);
@@ -57,19 +57,19 @@ struct Endpoint {
   RemoteRegionId remote = 0;
 };
 
-// A peer with one region, `memory`, which a test may stop and kill.
+// A peer with one region, `memory`. A test may stop and kill the peer.
 class RemotePeer {
  public:
   virtual ~RemotePeer() = default;
   virtual void Stop() = 0;  // makes no progress until Continue()
   virtual void Continue() = 0;
-  virtual void Kill() = 0;  // kill -9, and gone when this returns
+  virtual void Kill() = 0;  // kill -9; the process has ended when this returns
   virtual void Deregister() = 0;
-  // Puts its whole region to the region of `key` at `address`, again and again, whatever becomes of it: to
-  // the same peer as long as that is not gone, then to a new one. Does not wait for any of it.
+  // Puts its whole region to the region of `key` at `address`, again and again, whatever the results: to the
+  // same peer until that is gone, then to a new one. Returns at once.
   virtual void Bombard(const std::string& to_address, const std::string& to_key) = 0;
   std::string address, key;
-  std::string name;  // to start another under the same address
+  std::string name;  // to start another peer under the same address
 };
 
 class Rig {
@@ -78,11 +78,11 @@ class Rig {
   static std::unique_ptr<Rig> Make(const std::string& kind);
 
   virtual std::unique_ptr<Transport> NewTransport() = 0;
-  // `name` as in RemotePeer; empty: a fresh one.
+  // `name` as in RemotePeer; empty: a new one.
   virtual std::unique_ptr<RemotePeer> NewPeer(Memory* memory, const std::string& name = "") = 0;
-  // Progress of peers that live in this process.
+  // Makes progress for peers that live in this process.
   virtual void PollPeers() {}
-  // False: Disconnect() of a peer that hangs waits until the device lets go by itself.
+  // False: Disconnect() of a hanging peer completes only when the device releases its operations.
   virtual bool cancels_one_peer() const { return true; }
   virtual bool shares_bandwidth() const { return true; }
   virtual bool names_refusals() const {
@@ -99,7 +99,7 @@ class Rig {
 
 // The kinds of transport that can run here, for INSTANTIATE_TEST_SUITE_P.
 std::vector<std::string> TransportKinds();
-// Those that cannot.
+// The kinds that cannot run here.
 std::vector<std::string> AbsentKindNames();
 
 // Polls `transports` and the rig's peers until `done`, at most `limit_ms`; completions are appended by
@@ -108,14 +108,13 @@ using Completions = std::map<Transport*, std::vector<Completion>>;
 bool PollUntil(Rig* rig, const std::vector<Transport*>& transports, Completions* completions,
                const std::function<bool()>& done, uint64_t limit_ms = 20'000);
 
-// Whether this is the guest of scripts/soft-roce, where a megabyte takes 10 ms: tests that need many take
-// fewer.
+// Whether this is the guest of scripts/soft-roce. There a megabyte takes 10 ms, so tests move less.
 bool InGuest();
-// Objects of this process that the kernel's RDMA keeps, by kind ("qp", "mr"); -1 where it does not say.
+// Number of this process's RDMA objects in the kernel, by kind ("qp", "mr"); -1: unknown.
 int RdmaObjects(const std::string& kind);
 
 uint64_t NowUs();
-// Bytes of memory that could be had, from /proc/meminfo.
+// Bytes of available memory, from /proc/meminfo.
 uint64_t MemoryAvailable();
 
 }  // namespace ropeteam::test

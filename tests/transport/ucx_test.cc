@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is particular to UCX: devices and transports that are not there, GIDs, and, in the guest of
-// scripts/soft-roce with its cables, a peer that falls silent.
+// What is particular to UCX: missing devices and transports, GIDs, and, in the guest of scripts/soft-roce
+// with its cables, a silent peer.
 
 #include "transport/ucx/ucx_transport.h"
 
@@ -67,7 +67,7 @@ TEST(Ucx, TheGidThatIsAskedForIsTaken) {
   EXPECT_FALSE(refused.ok()) << "a port has no such entry";
 }
 
-// However much is moved, memory is registered once with each device.
+// Memory is registered once with each device, however many bytes are transferred.
 TEST(Ucx, RegistrationsDoNotGrowWithOperations) {
   if (RdmaDevice().empty()) GTEST_SKIP() << "no RDMA device";
   const UcxConfig config{.devices = {RdmaDevice()}, .transports = "rc,self", .gid_index = 0};
@@ -90,8 +90,8 @@ TEST(Ucx, RegistrationsDoNotGrowWithOperations) {
   EXPECT_EQ(a.transport->counters().registrations, 1u);
 }
 
-// A peer whose cable is cut answers nothing. The device's retries must end: with the 7 of UCX's own they
-// would not, on some devices.
+// A peer whose cable is cut does not answer. The device's retries must end; with UCX's default of 7 they
+// would not on some devices.
 TEST(UcxDeviceCables, ASilentPeerGivesEveryBufferBackOnce) {
   const char* network = std::getenv("SOFT_ROCE");
   if (network == nullptr || !std::ifstream("/sys/class/infiniband/rxd/node_guid"))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What verbs transports say to each other, as bytes, and what they answer to bytes from elsewhere.
+// The messages of verbs transports as bytes, and the answers to invalid bytes.
 
 #include <gmock/gmock.h>
 
@@ -73,7 +73,7 @@ TEST(VerbsCodec, AMessageComesBackAndFitsADatagramOfAnyNetwork) {
   EXPECT_TRUE(Same(decoded, message));
 }
 
-// Every length that is too short, a byte too many, and every single flipped bit.
+// Refuses every shorter length, one byte too many, and every single flipped bit.
 template <typename T>
 void ExpectRefusesDamage(const T& value) {
   const std::string bytes = Encode(value);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What is particular to verbs and needs a device: bad names, fences, forged addresses, initiators that die;
-// and, in the guest of scripts/soft-roce with its cables, loss, cuts and rails that fail.
+// What is particular to verbs and needs a device: invalid names, fences, forged addresses, dying initiators.
+// In the guest of scripts/soft-roce with its cables: loss, cuts and failing rails.
 
 #include <gmock/gmock.h>
 #include <sys/wait.h>
@@ -30,7 +30,7 @@ struct Node : Endpoint {
       : Endpoint(CreateVerbsTransport({devices, -1}), length) {}
 };
 
-// Polls both until `from` has `count` completions in all.
+// Polls both until `from` has `count` completions in total.
 bool Drive(Node* from, Node* to, Completions* done, size_t count, uint64_t limit_ms = 20'000) {
   Transport* t = from->transport.get();
   return PollUntil(
@@ -96,8 +96,8 @@ TEST_F(VerbsDevice, ADmabufThatIsNoneIsRefusedInWords) {
   }
 }
 
-// The same datagram queue pair, another instance: what an address from before a restart looks like in the
-// worst case.
+// An address with the same datagram queue pair and another instance: the worst case of an address from before
+// a restart.
 TEST_F(VerbsDevice, AnAddressOfAnotherInstanceIsRefusedByWhoLivesThere) {
   Node a(First()), b(First());
   verbs::TransportAddress address;
@@ -115,7 +115,7 @@ TEST_F(VerbsDevice, AnAddressOfAnotherInstanceIsRefusedByWhoLivesThere) {
   EXPECT_TRUE(b.memory.HoldsOutside(kTarget, 0, 0));
 }
 
-// A forged key is stopped by the device, costs the connection, and nothing else.
+// The device refuses a forged key. This costs the connection, and nothing else.
 TEST_F(VerbsDevice, AForgedKeyIsRefusedAndTheConnectionIsMadeAgain) {
   Node a(First()), b(First());
   a.Meet(b);
@@ -133,7 +133,7 @@ TEST_F(VerbsDevice, AForgedKeyIsRefusedAndTheConnectionIsMadeAgain) {
   EXPECT_TRUE(b.memory.Holds(kSource, 0, kMiB, 0));
 }
 
-// One refused operation among many: the others are redone, not failed.
+// Only the refused operation fails; the others are repeated.
 TEST_F(VerbsDevice, OfManyOutstandingOnlyTheRefusedOneFails) {
   Node a(First()), b(First());
   a.Meet(b);
@@ -171,11 +171,11 @@ TEST_F(VerbsDevice, DisconnectFencesThePeerUntilItIsConnectedToAgain) {
   Completion completion;
   ASSERT_TRUE(PollUntil(nullptr, {}, nullptr, [&] { return a.transport->Poll(&completion, 1) == 1; }));
   ASSERT_EQ(completion.kind, OperationKind::kDisconnect);
-  // From here on nothing of b's lands, whatever it still has in flight.
+  // From here on none of b's puts lands, even those in flight.
   a.memory.Fill(kTarget);
   ASSERT_TRUE(Drive(&b, &a, &done, kCount));
   EXPECT_THAT(done[b.transport.get()], testing::Contains(testing::Field(&Completion::code, Code::kPeerGone)));
-  // And asking again does not help it.
+  // Connecting again does not help b.
   b.Meet(a);
   EXPECT_EQ(PutOne(&b, &a, 0, kMiB), Code::kPeerGone);
   EXPECT_TRUE(a.memory.HoldsOutside(kTarget, 0, 0));
@@ -184,7 +184,7 @@ TEST_F(VerbsDevice, DisconnectFencesThePeerUntilItIsConnectedToAgain) {
   EXPECT_EQ(PutOne(&b, &a, 0, kMiB), Code::kOk);
 }
 
-// However much is moved, memory is registered once with each device.
+// Memory is registered once with each device, however many bytes are transferred.
 TEST_F(VerbsDevice, RegistrationsDoNotGrowWithOperations) {
   Node a(First()), b(First());
   a.Meet(b);
@@ -197,7 +197,7 @@ TEST_F(VerbsDevice, RegistrationsDoNotGrowWithOperations) {
   EXPECT_EQ(a.transport->counters().registrations, 1u);
 }
 
-// An initiator that is killed leaves its responder with us; they must not add up.
+// A killed initiator leaves its responder on this side. Responders must not accumulate.
 TEST_F(VerbsDevice, RespondersOfDeadInitiatorsAreDestroyed) {
   Node a(First());
   if (RdmaObjects("qp") < 0) GTEST_SKIP() << "rdma resource show qp says nothing here";
@@ -210,15 +210,15 @@ TEST_F(VerbsDevice, RespondersOfDeadInitiatorsAreDestroyed) {
       bool put = b.transport->Put(b.peer, b.region, 0, b.remote, 0, 1, 1).ok();
       Completion completion;
       while (put && b.transport->Poll(&completion, 1) == 0) b.transport->Wait(1'000'000);
-      _exit(put && completion.code == Code::kOk ? 0 : 1);  // no goodbye
+      _exit(put && completion.code == Code::kOk ? 0 : 1);  // without Disconnect()
     }
     int status = -1;
     ASSERT_TRUE(PollUntil(nullptr, {a.transport.get()}, nullptr,
                           [&] { return waitpid(child, &status, WNOHANG) == child; }));
     ASSERT_EQ(status, 0);
   }
-  // Each new request has two of the responders ask whether their initiators live; an answer that does not
-  // come takes the device's retries.
+  // Each new request makes two responders check whether their initiators live. A missing answer takes as long
+  // as the device's retries.
   const uint64_t end = NowUs() + 20'000'000;
   int left = RdmaObjects("qp");
   while (left > 1 && NowUs() < end) {
@@ -232,7 +232,7 @@ TEST_F(VerbsDevice, RespondersOfDeadInitiatorsAreDestroyed) {
   EXPECT_EQ(left, 1) << "of " << kDeaths << " dead initiators; one is the transport's own";
 }
 
-// Two nodes at the two ends of the cables.
+// Two nodes, one at each end of the cables.
 class VerbsDeviceCables : public testing::Test {
  protected:
   void SetUp() override {
@@ -260,7 +260,7 @@ class VerbsDeviceCables : public testing::Test {
     file >> count;
     return count;
   }
-  // Puts pieces of 1 MiB round and round until `done` says so; all must be kOk.
+  // Puts pieces of 1 MiB repeatedly until `done` returns true; all must be kOk.
   void Stream(Node* a, Node* b, const std::function<bool(size_t)>& done) {
     size_t failures = 0;
     StreamCounting(a, b, done, &failures);
@@ -307,12 +307,11 @@ TEST_F(VerbsDeviceCables, LossAndDelayCostTimeOnly) {
 
 TEST_F(VerbsDeviceCables, ConnectingWorksWhileDatagramsAreLost) {
   Network("netem 1 loss 20%");
-  for (int i = 0; i < 6; i++) {  // of which one in three loses its request or the answer
+  for (int i = 0; i < 6; i++) {  // one in three loses its request or its answer
     Node a({"rxa"}, 4096), b({"rxb"}, 4096);
     a.Meet(b);
-    // Not connecting would be kPeerGone. The put itself is lost with its 6 retries once in 1,300 times (0.36^7),
-    // and ends with kLinkFailed, over a connection that is then made again: four in a row are lost once in 10^12
-    // times.
+    // A failed connection is kPeerGone. The put with its 6 retries is lost once in 1,300 times (0.36^7): it
+    // ends with kLinkFailed, and the connection is made again. Four in a row are lost once in 10^12 times.
     Code code = Code::kLinkFailed;
     for (int tries = 0; tries < 4 && code == Code::kLinkFailed; tries++) code = PutOne(&a, &b, 0, 1);
     ASSERT_EQ(code, Code::kOk) << i;
@@ -348,8 +347,9 @@ TEST_F(VerbsDeviceCables, ACableCutInTheMiddleGivesEveryBufferBackOnce) {
 }
 
 TEST_F(VerbsDeviceCables, AShortCutIsRiddenOut) {
-  // The device's retries take 0.47 s. Starting a program takes longer than that on a busy machine, so that the one
-  // which makes and ends the cut is started before. A cut that took too long all the same says nothing.
+  // The device's retries take 0.47 s. On a busy machine a program's start takes longer. So the program that
+  // makes and ends the cut is started before. A cut that still took too long proves nothing and is tried
+  // again.
   constexpr uint64_t kShortUs = 350'000;
   constexpr int kTriesMax = 30;
   uint64_t cut_us = UINT64_MAX;
@@ -370,7 +370,7 @@ TEST_F(VerbsDeviceCables, AShortCutIsRiddenOut) {
             fputs("qdisc replace dev va root netem loss 100%\nqdisc replace dev vb root netem loss 100%\n",
                   tc);
             fflush(tc);
-            usleep(50'000);  // the length of the cut: it is what is tested
+            usleep(50'000);  // the length of the cut
             fputs("qdisc del dev va root\nqdisc del dev vb root\n", tc);
             EXPECT_EQ(pclose(tc), 0);
             cut_us = NowUs() - start;
@@ -385,7 +385,7 @@ TEST_F(VerbsDeviceCables, AShortCutIsRiddenOut) {
   EXPECT_EQ(failures, 0u);
 }
 
-// Twice: by an event of the port, and by silence.
+// The rail fails twice: once with an event of the port, once by silence.
 TEST_F(VerbsDeviceCables, AFailedRailsWorkIsRedoneOnTheOthers) {
   for (const bool silent : {false, true}) {
     SCOPED_TRACE(silent ? "silent" : "port down");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Which rails are paired, which link the next piece takes, which ports are chosen: all without a device.
+// Which rails are paired, which link the next piece takes, and which ports are chosen: all without a device.
 
 #include <gmock/gmock.h>
 
@@ -25,12 +25,12 @@ TEST(VerbsRails, EveryRailOfBothHasAPartner) {
 
 TEST(VerbsRails, TheLinkThatWouldBeDoneFirstIsChosen) {
   constexpr uint64_t kMiB = 1 << 20;
-  // Equal speeds: the one with less to do; the first of equals.
+  // With equal speeds, the link with less work; of equal links, the first.
   EXPECT_EQ(ChooseLink(std::vector<LinkLoad>{{true, 100, 2 * kMiB}, {true, 100, kMiB}}, kMiB), 1);
   EXPECT_EQ(ChooseLink(std::vector<LinkLoad>{{true, 100, kMiB}, {true, 100, kMiB}}, kMiB), 0);
-  // Three pieces at 400 are done before one at 100 …
+  // Three pieces at speed 400 end before one at 100 …
   EXPECT_EQ(ChooseLink(std::vector<LinkLoad>{{true, 400, 2 * kMiB}, {true, 100, 0}}, kMiB), 0);
-  // … and five are not.
+  // … but five do not.
   EXPECT_EQ(ChooseLink(std::vector<LinkLoad>{{true, 400, 4 * kMiB}, {true, 100, 0}}, kMiB), 1);
 }
 
