@@ -7,7 +7,7 @@
 //
 // On its standard input:
 //   deregister            releases the region and answers "deregistered"
-//   bombard ADDRESS KEY   (in hex) from now on puts the whole region to that region, again and again; when the
+//   bombard ADDRESS KEY   (in hex) from now on puts the whole region to that region, again and again; if the
 //                         peer is gone, connects again
 // The process ends at the end of its input.
 
