@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The client against something that speaks etcd's protocol and is not etcd, or not well.
+// The client against a server that speaks etcd's protocol but is not etcd, or is broken.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ class BrokenEtcd final : public etcdserverpb::KV::Service {
   std::string endpoint_;
 };
 
-// One client, and the answer to its last call.
+// One client and the answer to its last call.
 class BrokenEtcdTest : public ::testing::Test {
  protected:
   void Connect(const std::vector<std::string>& endpoints) {

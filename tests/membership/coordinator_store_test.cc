@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A coordinator with a store: its views are written before they are given out, its leases end with its confirmation, and
-// it goes on where its predecessor stopped.
+// A coordinator with a store: it stores each view before it announces it, its leases end with its
+// confirmation, and it continues where its predecessor stopped.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,14 +44,14 @@ class CoordinatorStoreTest : public ::testing::Test {
     registration.seen = seen;
     return registration;
   }
-  // Its connection has the node's number.
+  // The connection's number is the node's id.
   Coordinator::Outputs Register(const Registration& registration) {
     return Note(coordinator_->Received(now_, registration.member.id, registration));
   }
   Coordinator::Outputs Beat(NodeId id, Epoch seen = 0) {
     return Note(coordinator_->Received(now_, id, Heartbeat{seen, ++beats_, false}));
   }
-  // Heartbeats of both nodes, and confirmations if `confirmed`, for so long.
+  // Sends heartbeats of `nodes`, and confirmations if `confirmed`, for that time.
   void Pass(TimeUs us, bool confirmed, const std::vector<NodeId>& nodes = {1, 2}) {
     for (const TimeUs end = now_ + us; now_ < end;) {
       now_ += 50 * kMs;
@@ -89,7 +89,7 @@ class CoordinatorStoreTest : public ::testing::Test {
           return true;
     return false;
   }
-  // As it comes from the store, or with names as a registrant reports it.
+  // As it comes from the store; with `names`, as a registering node reports it.
   static ViewStatePtr View(Epoch epoch, const std::vector<NodeId>& ids, bool names, uint32_t replicas = 1) {
     auto state = std::make_shared<ViewState>();
     state->view.epoch = epoch;
@@ -106,7 +106,7 @@ class CoordinatorStoreTest : public ::testing::Test {
     }
     return state;
   }
-  // Two members with a view, and leases after the term.
+  // Two members with a view; they get leases after the term.
   void StartTwo() {
     Elect();
     Register(From(1));
@@ -135,7 +135,7 @@ TEST_F(CoordinatorStoreTest, AViewIsGivenOutOnlyWhenItIsInTheStore) {
   EXPECT_TRUE(GivesOutView(Stored()));
   EXPECT_EQ(coordinator_->view(), stored_);
 
-  // One at a time: while a view is being written, a change waits for the next.
+  // One view at a time: while a view is being stored, a change waits for the next one.
   Register(From(3));
   now_ += 100 * kMs;
   Note(coordinator_->Tick(now_));
@@ -170,12 +170,13 @@ TEST_F(CoordinatorStoreTest, NoLeaseOutlastsTheConfirmation) {
 TEST_F(CoordinatorStoreTest, NobodyIsDeclaredDeadWithoutAConfirmation) {
   StartTwo();
   Pass(kTerm * 6 / 10, false);
-  Pass(kTerm * 4 / 10, false, {1});  // the last confirmation runs out at the end of this
+  Pass(kTerm * 4 / 10, false, {1});  // the last confirmation expires at the end of this
   const ViewStatePtr before = stored_;
   Pass(60'000 * kMs, false, {1});
   EXPECT_EQ(stored_, before);
   EXPECT_EQ(coordinator_->registered(), 2u);
-  // Silence counts again from the confirmation on; node 1 was heard all the time, and its silence is noticed as ever.
+  // Silence counts again from the new confirmation. Node 1 was heard all the time; its later silence is
+  // noticed as usual.
   Pass(kDeadAfterMsDefault * kMs / 2, true, {1});
   EXPECT_EQ(coordinator_->registered(), 2u);
   Pass(kDeadAfterMsDefault * kMs, true, {1});
@@ -231,7 +232,7 @@ TEST_F(CoordinatorStoreTest, AnInstanceThatIsMissingInTheInheritedViewStaysOut) 
   ASSERT_TRUE(refused.has_value()) << "the hold ended with node 2";
   EXPECT_EQ(refused->code(), Code::kStale);
   EXPECT_FALSE(stored_->view.Contains(3));
-  // The same after the hold.
+  // The same is true after the hold.
   Elect({.newest = View(7, {1, 2}, false)});
   Register(From(1, View(7, {1, 2}, true)));
   Register(From(2, View(7, {1, 2}, true)));
@@ -270,7 +271,7 @@ TEST_F(CoordinatorStoreTest, SettingsComeFromAReportedViewAndNotFromTheStore) {
   EXPECT_EQ(stored_->view.settings.replicas, 2u);
 }
 
-// All nodes of the run before have left in good order, the last one stored a view without members.
+// All nodes of the previous run left in good order, and the last one stored a view without members.
 TEST_F(CoordinatorStoreTest, AfterAnEmptyStoredViewTheFirstViewWaitsForAllNodes) {
   Elect({.newest = View(7, {}, false)});
   Note(coordinator_->Tick(now_));
@@ -284,8 +285,8 @@ TEST_F(CoordinatorStoreTest, AfterAnEmptyStoredViewTheFirstViewWaitsForAllNodes)
 }
 
 TEST_F(CoordinatorStoreTest, WhatAnyNodeWasGivenBeatsTheHoldersDefaults) {
-  Elect({.newest = View(7, {8, 9}, false, 3)}, 3);  // of the run before
-  Registration wrong = From(3);                     // refused for another reason: it decides nothing
+  Elect({.newest = View(7, {8, 9}, false, 3)}, 3);  // of the previous run
+  Registration wrong = From(3);                     // refused for another reason: settings ignored
   wrong.settings.replicas = 9;
   wrong.named.replicas = true;
   wrong.chunk_bytes += 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The coordinator alone: what it refuses, and what garbage does to it.
+// The coordinator alone: what it refuses, and how it handles garbage.
 #include "membership/coordinator.h"
 
 #include <gmock/gmock.h>
@@ -40,11 +40,11 @@ class CoordinatorTest : public ::testing::Test {
     registration.attempt = 1;
     return registration;
   }
-  // What the coordinator says to a registration on a connection of its own.
+  // The coordinator's outputs for a registration on a new connection.
   Coordinator::Outputs Register(const Registration& registration) {
     return coordinator_->Received(now_, ++connection_, registration);
   }
-  // The refusal among the outputs; OK when there is none. A refused connection is closed.
+  // The refusal among the outputs, or OK. A refused connection is closed.
   Status RefusalIn(const Coordinator::Outputs& outputs) {
     Status status;
     bool closed = false;
@@ -66,7 +66,7 @@ class CoordinatorTest : public ::testing::Test {
         if (std::holds_alternative<Refusal>(send->message)) refused.push_back(send->connection);
     return refused;
   }
-  // Another coordinator's view, as a registrant reports it.
+  // Another coordinator's view, as a registering node reports it.
   static ViewStatePtr Reported(Epoch epoch, const std::vector<Member>& members,
                                const std::vector<NodeId>& removed = {}) {
     auto state = std::make_shared<ViewState>();
@@ -81,7 +81,7 @@ class CoordinatorTest : public ::testing::Test {
     now_ += 100'000;
     coordinator_->Tick(now_);
   }
-  // Nodes a and b on connections 1 and 2, as the instances 1 and 2, are members.
+  // Nodes a and b are members, as instances 1 and 2 on connections 1 and 2.
   void StartTwo() {
     ASSERT_TRUE(Refused(From("a", 1)).ok());
     ASSERT_TRUE(Refused(From("b", 2)).ok());
@@ -111,7 +111,8 @@ TEST_F(CoordinatorTest, AnotherProtocolVersionIsRefusedWithBothNumbers) {
   EXPECT_THAT(status.message(), AllOf(HasSubstr("protocol version 4"), HasSubstr("has 3")));
 }
 
-// During a rolling restart. The job speaks what all have in common, so each newcomer must have a part in it.
+// In a rolling restart. The job speaks a version that all nodes have in common, so each new node must support
+// it.
 TEST_F(CoordinatorTest, NodesOfTwoProtocolVersionsMeetInWhatBothSpeak) {
   Registration newer = From("b", 2);
   newer.protocol_version = 4;
@@ -336,8 +337,8 @@ TEST_F(CoordinatorTest, DuringTheHoldEveryReportedViewTellsWhichInstancesHaveLef
   for (const NodeId out : {NodeId{7}, NodeId{8}}) EXPECT_EQ(Refused(From("x", out)).code(), Code::kStale);
 }
 
-// A member comes back from another coordinator, whose view it shares with c. The present view is without c, so it would
-// fence c, which may be readmitted when the hold ends.
+// A member returns from another coordinator, whose view it shares with c. The current view does not contain
+// c, so it would make nodes fence c, which may be readmitted when the hold ends.
 TEST_F(CoordinatorTest, WhileItHoldsAgainItSendsNoView) {
   coordinator_ = std::make_unique<Coordinator>(Config(), kStart, 1000);
   StartTwo();
@@ -361,8 +362,8 @@ TEST_F(CoordinatorTest, WhileItHoldsAgainItSendsNoView) {
   EXPECT_TRUE(coordinator_->view()->view.Contains(3));
 }
 
-// After a pause of its network all nodes reconnect to the coordinator at once. It answers them within dead_after only if
-// a view that it knows already costs it nothing.
+// After a network pause all nodes reconnect to the coordinator at once. To answer them within dead_after, a
+// reported view that it already knows must cost almost nothing.
 TEST_F(CoordinatorTest, AllNodesReconnectWithTheCurrentViewAndNothingChanges) {
   for (NodeId id = 1; id <= kNodesMax; ++id) ASSERT_TRUE(Refused(From(Numbered("n", id), id)).ok());
   now_ += 900'000;
@@ -423,7 +424,7 @@ TEST_F(CoordinatorTest, ARegistrationThatWasOvertakenByANewerOneIsIgnored) {
   const auto outputs = Register(From("a", 1));
   ASSERT_EQ(outputs.size(), 1u);
   EXPECT_EQ(std::get<Coordinator::Close>(outputs[0]).connection, connection_);
-  // The newer connection is the one that counts.
+  // The newer connection counts.
   const auto answer = coordinator_->Received(now_, current, Heartbeat{});
   ASSERT_EQ(answer.size(), 1u);
   EXPECT_EQ(std::get<Coordinator::Send>(answer[0]).connection, current);
@@ -443,7 +444,8 @@ TEST_F(CoordinatorTest, ConnectionsBeyondTheLimitAreClosed) {
 }
 
 TEST_F(CoordinatorTest, AnEpochThatNobodyHasSeenIsNotGivenOutAgain) {
-  // Each coordinator gives out a view that reaches no node, and the next coordinator hears of an older one.
+  // Each coordinator announces a view that reaches no node, and the next coordinator hears only of an older
+  // one.
   const auto epoch = [&](Epoch first_epoch, Epoch reported) {
     coordinator_ = std::make_unique<Coordinator>(Config(), now_, first_epoch);
     auto seen = std::make_shared<ViewState>();
@@ -463,8 +465,9 @@ TEST_F(CoordinatorTest, AnEpochThatNobodyHasSeenIsNotGivenOutAgain) {
   EXPECT_EQ(epoch(100, 3700), 4001u) << "the clock was set back";
 }
 
-// The memory of a restarted daemon knows of an incarnation that began under another coordinator, in a later epoch. A leader of an
-// earlier epoch would give out the number after it, as the other coordinator's leader does.
+// The arena of a restarted daemon knows an incarnation that began under another coordinator, in a later
+// epoch. In an earlier epoch, a leader here and the other coordinator's leader could choose the same next
+// incarnation number.
 TEST_F(CoordinatorTest, EpochsGoOnAboveWhatANodesMemoryKnows) {
   ASSERT_TRUE(Refused(From("a", 1)).ok());
   now_ += 100'000;
@@ -485,7 +488,7 @@ TEST_F(CoordinatorTest, EpochsGoOnAboveWhatANodesMemoryKnows) {
 TEST_F(CoordinatorTest, ANodeThatSaidWhatItHasSeenIsSentWhatChangedSince) {
   for (NodeId id = 1; id <= 5; ++id) ASSERT_TRUE(Refused(From(Numbered("n", id), id)).ok());
   now_ += 100'000;
-  coordinator_->Tick(now_);  // all five are in a view
+  coordinator_->Tick(now_);  // all five are in the view
   const ViewStatePtr first = coordinator_->view();
   ASSERT_EQ(first->view.members.size(), 5u);
   for (ConnectionId at = 1; at <= 4; ++at)
@@ -508,7 +511,8 @@ TEST_F(CoordinatorTest, ANodeThatSaidWhatItHasSeenIsSentWhatChangedSince) {
   const ViewStatePtr applied = ApplyViewDelta(*first, **delta);
   ASSERT_NE(applied, nullptr);
   EXPECT_EQ(*applied, *last);
-  // A node that does not have that view asks for the whole one. A node that does not acknowledge gets the whole one.
+  // A node without the base view asks for the whole view. A node that does not acknowledge gets the whole
+  // view.
   sent.clear();
   note(coordinator_->Received(now_, 1, Heartbeat{first->view.epoch, 2, true}));
   EXPECT_EQ(std::get<ViewStatePtr>(sent[1]), last);
@@ -609,7 +613,7 @@ TEST(MembershipConfigTest, BadConfigsAreNamed) {
 TEST(MembershipConfigTest, ALeaseEndsBeforeDeadAfterAndBeforeTheQuarantineThoughTheClocksAreOff) {
   for (const uint64_t dead_after_ms : {40u, 1000u, 5000u, 600'000u}) {
     const double lease_us = LeaseMs(static_cast<uint32_t>(dead_after_ms)) * 1e3;
-    // On a clock that is slow, seen from one that is fast.
+    // The lease on a slow clock, measured by a fast clock.
     const double seen_us = lease_us * (1 + kClockDriftPpm / 1e6) / (1 - kClockDriftPpm / 1e6);
     EXPECT_LT(seen_us, static_cast<double>(dead_after_ms) * 1e3) << dead_after_ms;
     EXPECT_LT(seen_us, kQuarantineMsMin * 1e3) << dead_after_ms;

@@ -63,7 +63,7 @@ TEST(JobKey, DerivesAsRfc5869Says) {
 
 TEST(JobKey, NodesOfTwoBuildsDeriveTheSameAuthority) {
   const JobKey key = KeyForTest('7').front();
-  // Computed by other programs: Python's hmac and openssl pkey.
+  // Computed with other programs: Python's hmac and openssl pkey.
   EXPECT_EQ(JobAuthority(key, "train"),
             Unhex("c7e9932fab7fcffc496db0fd888936e879b693319702ae8628778befa8638d14"));
   EXPECT_NE(JobAuthority(key, "train"), JobAuthority(key, "train2"))
@@ -206,7 +206,7 @@ TEST_F(CoordinatorWithKey, KeepsEverybodyElseOut) {
   }
 }
 
-// The intruder has the name of a live node, which it would evict.
+// The intruder has the name of a live node, and would evict it.
 TEST_F(CoordinatorWithKey, TellsAMemberWithoutItWhyAndDisturbsNobody) {
   const auto first = Start("a", 1, CredentialsForTest('1'), true);
   const auto second = Start("b", 2, CredentialsForTest('1'));
@@ -235,7 +235,7 @@ TEST_F(CoordinatorWithKey, OneWithoutAKeyIsNotJoinedByNodesThatHaveOne) {
   EXPECT_THAT(status.message(), HasSubstr("speaks without TLS: it was started with --insecure"));
 }
 
-// An operator's authority and what it signs.
+// An operator's certificate authority and what it signs.
 class Authority {
  public:
   explicit Authority(const std::string& name) : pair_(EVP_PKEY_Q_keygen(nullptr, nullptr, "EC", "P-256")) {
@@ -309,7 +309,7 @@ class Authority {
 
 class TlsFilesTest : public CoordinatorWithKey {
  protected:
-  // As an operator's tool replaces a file: under another name, then renamed.
+  // Replaces a file as an operator's tool does: writes it under another name, then renames it.
   void Replace(const std::string& path, const std::string& text) {
     directory_.Write("new", text);
     std::filesystem::rename(directory_.path() + "/new", path);
@@ -324,7 +324,8 @@ class TlsFilesTest : public CoordinatorWithKey {
     EXPECT_TRUE(made.ok()) << made.status().ToString();
     return *made;
   }
-  // Whether a client with these credentials is let in, now or within the time that gRPC takes to notice new files.
+  // Whether the server accepts these credentials. Waits for the expected result as long as gRPC may take to
+  // notice new files.
   bool GetsIn(const Credentials& credentials, bool expected) {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     for (;;) {
@@ -395,7 +396,7 @@ TEST_F(TlsFilesTest, ReplacedFilesAreTakenWhenTheyAreGoodAndWhole) {
       if (std::chrono::steady_clock::now() > deadline) return false;
     return true;
   };
-  // A new certificate with the old key, and no key at all: what was good before stays.
+  // A new certificate with the old key, then no key at all: the last good files stay in use.
   std::atomic<int> warnings{0};
   SetLogSink(
       [&warnings](LogLevel, std::string_view text) {
@@ -419,8 +420,8 @@ TEST_F(TlsFilesTest, ReplacedFilesAreTakenWhenTheyAreGoodAndWhole) {
   EXPECT_EQ(first->LastView().members.size(), 2u) << "connections that stand are kept";
 }
 
-// gRPC's watcher reads the paths until gRPC has destroyed it, some time after the Credentials. It aborts the process if it
-// reads a pipe.
+// gRPC's watcher reads the paths until gRPC destroys it, some time after the Credentials. It aborts the
+// process if a path has become a pipe.
 TEST_F(TlsFilesTest, TheMemoryFilesOutliveTheirOwnerAndAreUsedAgain) {
   const TlsFiles files = Write(authority_.Issue("node-0"), authority_.pem(), "a");
   const auto open = [&files] { return WatchedFiles::Open(files, std::chrono::hours(1)).value(); };
@@ -437,7 +438,7 @@ TEST_F(TlsFilesTest, TheMemoryFilesOutliveTheirOwnerAndAreUsedAgain) {
   EXPECT_THAT(texts[1], HasSubstr("CERTIFICATE"));
 
   one.reset();
-  int pipes[2][2];  // they get the lowest numbers that are free
+  int pipes[2][2];  // they get the lowest free descriptors
   for (int(&pipe)[2] : pipes) ASSERT_EQ(pipe2(pipe, O_CLOEXEC), 0);
   for (size_t i = 0; i < paths.size(); ++i) {
     ASSERT_TRUE(std::filesystem::is_regular_file(paths[i])) << paths[i];

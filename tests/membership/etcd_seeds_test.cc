@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Agents, seats and coordinators over a store, from a seed: messages are late and lost, nodes and the store are cut off from
-// each other, processes are killed, stopped and restarted, calls to the store are lost or take effect twice, keep-alives are
-// answered by a member of the store that may not, nodes leave in good order, and the store loses its data, takes no writes, or
-// is restored from an older copy, and strangers write its keys. Checked at every view and every instant:
-// what membership.h promises. Then all heals, and all living nodes must meet in one view.
+// Agents, seats and coordinators over a store, from a seed. Messages are delayed and lost. Nodes and the
+// store are cut off from each other. Processes are killed, stopped and restarted. Calls to the store are lost
+// or take effect twice. A member of the store that no longer leads answers keep-alives. Nodes leave in good
+// order. The store loses its data, takes no writes, or is restored from an older copy. Strangers write its
+// keys. The promises of membership.h are checked at every view and every instant. Then everything heals, and
+// all living nodes must meet in one view.
 //
 //   ROPETEAM_SEED=17 replays one seed, ROPETEAM_SEEDS=100000 runs that many.
 #include <gtest/gtest.h>
@@ -69,7 +70,7 @@ class SeededCluster {
     return broken_;
   }
 
-  // Stories. No message is lost and no clock drifts. At the return all nodes are in one view.
+  // Stories: no message is lost and no clock drifts. On return all nodes are in one view.
   void StartQuietly(uint64_t nodes, uint64_t delay_ms) {
     delay_max_ = delay_ms * kMs;
     loss_ = 0;
@@ -80,8 +81,9 @@ class SeededCluster {
     RunFor(5000);
     if (!Converged()) Break("a quiet cluster does not meet");
   }
-  // The holder's daemon begins again, which takes the role again. `age_ms` later the holder and another node are killed.
-  // How long until all that are left have a view of themselves alone, in ms; `limit_ms` if they have none by then.
+  // The holder's daemon restarts and takes the role again. `age_ms` later the holder and another node are
+  // killed. Returns the time in ms until the remaining nodes have a view of themselves alone; `limit_ms` if
+  // it takes longer.
   uint64_t LoseTwoWithANewCoordinator(uint64_t age_ms, uint64_t limit_ms) {
     const std::string name = Holder()->self.name;
     Kill(Holder()->pid);
@@ -94,7 +96,8 @@ class SeededCluster {
     for (; ms < limit_ms && broken_.empty() && !InOneView(); ++ms) RunFor(1);
     return ms;
   }
-  // Two halves that reach the store and not each other: how often the role changes hands.
+  // Cuts the cluster into two halves that reach the store but not each other. Returns how often the role
+  // changes.
   size_t CutInHalves(uint64_t ms) {
     const size_t half = processes_.size() / 2;
     std::vector<uint64_t> pids;
@@ -130,12 +133,12 @@ class SeededCluster {
     uint64_t moves = 0;
     std::pair<uint64_t, uint64_t> open = {0, 0};  // attempt, the coordinator's process
     std::pair<uint64_t, int64_t> watch = {0, 0};  // number, next revision
-    // Of the coordinator: its connections, by number and by (process, attempt).
+    // The coordinator's connections, by number and by (process, attempt).
     std::map<ConnectionId, std::pair<uint64_t, uint64_t>> peers;
     std::map<std::pair<uint64_t, uint64_t>, ConnectionId> connections;
     ConnectionId connections_made = 0;
     std::vector<View> views;
-    std::map<NodeId, TimeUs> left;  // ids that left a view it saw, and from when on it acts on that
+    std::map<NodeId, TimeUs> left;  // ids that left a view it saw, and the time from which it acts on that
     TimeUs lease_until = 0;
   };
   struct Event {
@@ -161,7 +164,7 @@ class SeededCluster {
     return static_cast<TimeUs>(static_cast<double>(local) / (1.0 + p.drift_ppm / 1e6)) + 2;
   }
   void At(TimeUs when, std::function<void()> run) { events_.push({when, ++order_, std::move(run)}); }
-  // On the process, when it runs; never if it is dead by then.
+  // Runs it on the process when that is not stopped; never if the process has ended.
   void On(TimeUs when, uint64_t pid, std::function<void(Process*)> run) {
     At(when, [this, pid, run = std::move(run)] {
       const auto found = processes_.find(pid);
@@ -212,7 +215,7 @@ class SeededCluster {
     for (const auto& [id, peer] : dead.peers) CloseNode(pid, peer.first, peer.second);
     if (dead.open.first != 0) CloseCoordinator(pid, dead.open.first, dead.open.second);
   }
-  // As a daemon does at SIGTERM.
+  // As a daemon does on SIGTERM.
   void Leave(Process* process) {
     const uint64_t pid = process->pid;
     if (process->stopped) return;
@@ -222,7 +225,8 @@ class SeededCluster {
       if (processes_.contains(pid)) Kill(pid);
     });
   }
-  // The store has lost its data or got other data: nobody is told of changes before he asks again.
+  // The store's data was lost or replaced: watches end, and nodes hear of changes only after they watch
+  // again.
   void EndWatches() {
     for (auto& [pid, each] : processes_) {
       if (each.watch.first == 0) continue;
@@ -243,7 +247,7 @@ class SeededCluster {
       if (processes_.contains(pid)) run(&processes_.at(pid));
   }
 
-  // From one process to another, in order per connection and direction.
+  // Sends from one process to another, in order per connection and direction.
   void Send(uint64_t from, uint64_t to, uint64_t node, uint64_t attempt, std::function<void(Process*)> run,
             std::function<void()> nobody = {}) {
     if (loss_ > 0 && Draw() < loss_ * 0.2) return;
@@ -366,7 +370,7 @@ class SeededCluster {
       const Result<StoreAnswer> answer = full_ && Writes(request)
                                              ? Result<StoreAnswer>(Error(Code::kNoSpace, "space exceeded"))
                                              : store_.Apply(now_, request);
-      if (Draw() < loss_ && std::holds_alternative<StoreTxn>(request))  // a copy that comes late
+      if (Draw() < loss_ && std::holds_alternative<StoreTxn>(request))  // a late duplicate
         At(now_ + Pick(0, 3000) * kMs, [=, this] { (void)store_.Apply(now_, request); });
       if (answer_lost) return On(deadline, pid, fail);
       On(now_ + Delay(), pid,
@@ -381,7 +385,8 @@ class SeededCluster {
         const StoreLease lease = keep->lease;
         On(now_ + Delay(), p->pid, [=, this](Process* q) {
           if (q->cut || away_) return;
-          // Sometimes by a member that has not heard that it leads no more: it renews nothing.
+          // Sometimes a member of the store answers that does not know that it no longer leads: it renews
+          // nothing.
           const int64_t ttl_s = Draw() < loss_ ? 2 : store_.KeepAlive(now_, lease);
           Perform(q, q->seat->KeptAlive(Local(*q), lease, ttl_s));
         });
@@ -421,7 +426,7 @@ class SeededCluster {
     p->views.push_back(view);
   }
   void PassTo(TimeUs when) {
-    // An instance must not act while another one, with a lease, acts on its absence.
+    // An instance must not act while another instance with a lease acts on its absence.
     for (const auto& [pid, p] : processes_) {
       if (p.lease_until <= now_) continue;
       for (const auto& [other_pid, other] : processes_) {
@@ -449,7 +454,7 @@ class SeededCluster {
     const std::vector<FakeStore::Change>& changes = store_.changes();
     for (auto at = changes.rbegin(); at != changes.rend() && at->revision >= p->watch.second; ++at) {
       if (at->key != kCoordinatorKey) continue;
-      // The last change alone: that others come before it changes nothing.
+      // Only the last change: earlier ones make no difference.
       const FakeStore::Change change = *at;
       p->watch.second = change.revision + 1;
       On(now_ + Delay(), p->pid, [=, this](Process* q) {
@@ -552,7 +557,7 @@ class SeededCluster {
         copy_ = store_;
         return;
       }
-      away_ = true;  // it takes longer than leases last
+      away_ = true;  // for longer than leases last
       RunFor(4000);
       store_.Restore(copy_);
       away_ = false;
@@ -578,11 +583,11 @@ class SeededCluster {
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
   std::map<std::tuple<uint64_t, uint64_t, bool>, TimeUs> last_at_;
   FakeStore store_;
-  FakeStore copy_;  // an older one
+  FakeStore copy_;  // an older copy
   bool away_ = false;
-  bool full_ = false;           // it takes no writes
-  bool mixed_ = false;          // nodes were given different dead_after_ms
-  uint32_t ordinals_from_ = 0;  // so that some take the long lease
+  bool full_ = false;           // the store takes no writes
+  bool mixed_ = false;          // nodes have different dead_after_ms
+  uint32_t ordinals_from_ = 0;  // so that some nodes take the long lease
   std::map<uint64_t, Process> processes_;
   std::set<std::pair<uint64_t, uint64_t>> cuts_;
   std::map<Epoch, View> by_epoch_;
@@ -611,7 +616,8 @@ TEST(EtcdSeeds, PromisesHoldWhoeverHasTheRoleAndAllMeetAfterHealing) {
   }
 }
 
-// What is lost with its coordinator is waited for by the next one's hold. A role that is new cannot be taken at once.
+// The next coordinator's hold waits for a node that is lost together with its coordinator. A new holder of
+// the role cannot be deposed at once.
 TEST(EtcdStories, TwoNodesLostWithANewCoordinatorAreOutWithinThreeSeconds) {
   SetLogLevel(LogLevel::kOff);
   for (const uint64_t delay_ms : {5, 40}) {
@@ -625,8 +631,8 @@ TEST(EtcdStories, TwoNodesLostWithANewCoordinatorAreOutWithinThreeSeconds) {
   }
 }
 
-// Neither half reaches the other's coordinator. The one that takes the role must have it for long enough to give out a
-// view: after that the other half's doubts do not count.
+// Neither half reaches the other's coordinator. The holder must keep the role long enough to announce a view:
+// after that, the other half's doubts do not count.
 TEST(EtcdStories, TwoHalvesDoNotTakeTheRoleFromEachOtherForEver) {
   SetLogLevel(LogLevel::kOff);
   for (const uint64_t delay_ms : {5, 40}) {

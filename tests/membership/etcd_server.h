@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The distribution's etcd, as one member on loopback with its data in memory, to be killed, stopped and wiped.
+// The distribution's etcd as one member on loopback, with its data in memory. Tests kill, stop and wipe it.
 
 #ifndef ROPETEAM_TESTS_MEMBERSHIP_ETCD_SERVER_H_
 #define ROPETEAM_TESTS_MEMBERSHIP_ETCD_SERVER_H_
@@ -14,21 +14,21 @@ namespace ropeteam {
 
 class EtcdServer {
  public:
-  // Why there can be none here; empty: there can.
+  // Why etcd cannot run here; empty: it can.
   static std::string Missing();
 
-  // `options`: further ones of etcd's. `tls`: certificates are made, and clients need one of them.
+  // `options`: further options of etcd. `tls`: makes certificates, and clients need one of them.
   explicit EtcdServer(std::vector<std::string> options = {}, bool tls = false);
-  ~EtcdServer();  // Kill(); its data goes
+  ~EtcdServer();  // Kill(); removes its data
 
-  void Start();  // returns when it answers
+  void Start();  // returns when etcd answers
   void Signal(int signal);
   void Kill();  // SIGKILL, and reaped
-  void Wipe();  // its data; not while it runs
+  void Wipe();  // removes its data; not while it runs
 
   const std::string& endpoint() const { return endpoint_; }
   const std::string& folder() const { return folder_; }  // ca.pem, node.pem and node.key with `tls`
-  // etcdctl with these words; whether it did it.
+  // Runs etcdctl with these arguments; returns whether it succeeded.
   bool Control(const std::string& words) const;
 
  private:

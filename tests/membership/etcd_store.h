@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// etcd as a value, on the caller's clock: keys with revisions, transactions, leases that end, changes of one key, and the
-// loss of all its data. For tests of the seat; deterministic.
+// etcd as a value, on the caller's clock: keys with revisions, transactions, leases that expire, changes of
+// one key, and the loss of all data. For tests of the seat; deterministic.
 
 #ifndef ROPETEAM_TESTS_MEMBERSHIP_ETCD_STORE_H_
 #define ROPETEAM_TESTS_MEMBERSHIP_ETCD_STORE_H_
@@ -22,18 +22,18 @@ class FakeStore {
   struct Change {
     int64_t revision;
     std::string key;
-    std::optional<std::string> value;  // nothing: deleted
+    std::optional<std::string> value;  // none: deleted
   };
 
   Result<StoreAnswer> Apply(TimeUs now, const StoreRequest& request);
-  // The time to live, in seconds; 0: the lease is gone.
+  // Returns the time to live in seconds; 0: the lease has ended.
   int64_t KeepAlive(TimeUs now, StoreLease lease);
-  // Ends the leases that have run out.
+  // Ends the expired leases.
   void Expire(TimeUs now);
   void EndLease(StoreLease lease);
-  // As after the loss of all of etcd's data: empty, and revisions begin again.
+  // As after the loss of all etcd data: empty, and revisions begin again.
   void Wipe();
-  // As after a restore from a backup. Ids of leases never repeat.
+  // As after a restore from a backup. Lease ids never repeat.
   void Restore(const FakeStore& copy);
 
   std::optional<std::string> Get(const std::string& key) const;

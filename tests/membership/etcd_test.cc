@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The client, and members over it, against the distribution's etcd on loopback. Skipped with a reason where there is none.
+// The client, and members over it, against the distribution's etcd on loopback. Skipped with a reason if it
+// is not installed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +33,7 @@ class EtcdTest : public ::testing::Test {
   }
 };
 
-// A client that waits for what it asked.
+// A client that waits for its answers.
 class Waiting {
  public:
   explicit Waiting(const EtcdConfig& config)
@@ -65,7 +66,7 @@ class Waiting {
       return Error(Code::kInternal, "no answer at all");
     return answers_.at(id);
   }
-  // Until it is answered: the endpoint may change.
+  // Repeats until it is answered, because the endpoint may change.
   Result<StoreAnswer> AskUntilAnswered(const StoreRequest& request) {
     Result<StoreAnswer> answer = Ask(request);
     for (int i = 0; i < 100 && !answer.ok() && answer.status().code() == Code::kUnavailable; ++i)
@@ -78,7 +79,7 @@ class Waiting {
       return std::find(events_.begin(), events_.end(), event) != events_.end();
     });
   }
-  // The time to live of the answer to a keep-alive that is sent now.
+  // Sends a keep-alive and returns the time to live in its answer.
   int64_t Keep(StoreLease lease) {
     client.KeepAlive(lease);
     std::unique_lock lock(mutex_);
@@ -97,7 +98,7 @@ class Waiting {
   std::vector<std::string> events_;
 
  public:
-  EtcdClient client;  // ends first
+  EtcdClient client;  // destroyed first
 };
 
 EtcdConfig At(const std::string& endpoint) {
@@ -154,7 +155,7 @@ TEST_F(EtcdTest, TransactionsLeasesAndTheWatchDoWhatTheSeatNeeds) {
   EtcdServer server;
   server.Start();
   EtcdConfig config = At(server.endpoint());
-  config.endpoints.insert(config.endpoints.begin(), "127.0.0.1:1");  // nobody is there: the next one is taken
+  config.endpoints.insert(config.endpoints.begin(), "127.0.0.1:1");  // nothing listens: the next is used
   Waiting etcd(config);
   const auto grant = etcd.AskUntilAnswered(StoreGrant{2});
   ASSERT_TRUE(grant.ok()) << grant.status().ToString();
@@ -220,7 +221,7 @@ TEST_F(EtcdTest, TheUsersTokenIsRenewedAndAWrongPasswordSaidSo) {
   const auto lease = etcd.AskUntilAnswered(StoreGrant{5});
   ASSERT_TRUE(lease.ok());
   EXPECT_EQ(etcd.Keep(lease.value().lease), 5);
-  // That ends all tokens, as their time would.
+  // This invalidates all tokens, as their expiry would.
   ASSERT_TRUE(server.Control("--user root:r auth disable") && server.Control("auth enable"));
   const auto answer = etcd.AskUntilAnswered(Put("/p/k", "2"));
   EXPECT_TRUE(answer.ok()) << answer.status().ToString();
@@ -249,7 +250,7 @@ TEST_F(EtcdTest, OverTlsBothSidesShowACertificate) {
   without.key.clear();
   EXPECT_EQ(Waiting(without).Ask(Put("k", "1")).status().code(), Code::kUnavailable);
   EtcdConfig other = config;
-  other.ca.clear();  // the system does not trust who signed etcd's
+  other.ca.clear();  // the system does not trust the authority of etcd's certificate
   EXPECT_EQ(Waiting(other).Ask(Put("k", "1")).status().code(), Code::kUnavailable);
   other.ca = "/dev/null";
   EXPECT_EQ(Waiting(other).Ask(Put("k", "1")).status().code(), Code::kUnavailable)
@@ -259,7 +260,7 @@ TEST_F(EtcdTest, OverTlsBothSidesShowACertificate) {
   EXPECT_EQ(Waiting(other).Ask(Put("k", "1")).status().code(), Code::kUnavailable);
 }
 
-// Members in this process and others, over one etcd.
+// Members in this process and in others, over one etcd.
 class EtcdMembersTest : public EtcdTest {
  protected:
   void SetUp() override {
@@ -295,7 +296,7 @@ TEST_F(EtcdMembersTest, AnotherNodeTakesOverWhenTheCoordinatorIsKilledAndWhenOne
   TestMember& c = Start("c", 2, 3, 3);
   ASSERT_TRUE(b.WaitForNames({"a", "b", "c"}));
   ASSERT_TRUE(WaitForLease(b));
-  // A new holder is spared for 2 s; this is longer than that.
+  // A new holder cannot be deposed for 2 s; this waits longer.
   std::this_thread::sleep_for(std::chrono::milliseconds(2100));
   const View before = b.LastView();
   const TimeUs killed = Loop::Now();
@@ -309,10 +310,10 @@ TEST_F(EtcdMembersTest, AnotherNodeTakesOverWhenTheCoordinatorIsKilledAndWhenOne
   std::printf("coordinator killed: view after %llu ms, lease after %llu ms\n",
               static_cast<unsigned long long>((seen - killed) / 1000),
               static_cast<unsigned long long>((Loop::Now() - killed) / 1000));
-  // One of its name comes back, elsewhere.
+  // A process with its name starts at another address.
   MemberProcess again(Url(), "a", 0, 9, 3);
   ASSERT_TRUE(b.WaitForNames({"a", "b", "c"}));
-  // Whoever is the coordinator now, both leave in turn, in good order.
+  // Both leave in good order, one after the other, whichever is the coordinator.
   members_[0]->Stop();
   ASSERT_TRUE(c.WaitForNames({"a", "c"}));
   members_[1]->Stop();
@@ -334,7 +335,7 @@ TEST_F(EtcdMembersTest, WhileEtcdIsAwayNobodyIsDeclaredDeadAndAllGoesOnWhenItIsB
   ASSERT_TRUE(WaitForLease(a) && WaitForLease(b));
   EXPECT_EQ(IdsOf(a.LastView()), IdsOf(before));
 
-  // Stopped for longer than its leases last: they end at SIGCONT.
+  // etcd is stopped for longer than its leases last, so they end at SIGCONT.
   server_.Signal(SIGSTOP);
   std::this_thread::sleep_for(std::chrono::milliseconds(2500));
   EXPECT_FALSE(b.HasLease());
@@ -342,7 +343,7 @@ TEST_F(EtcdMembersTest, WhileEtcdIsAwayNobodyIsDeclaredDeadAndAllGoesOnWhenItIsB
   ASSERT_TRUE(WaitForLease(a) && WaitForLease(b));
   EXPECT_EQ(IdsOf(a.LastView()), IdsOf(before));
 
-  // All its data is lost.
+  // etcd loses all its data.
   const Epoch seen = std::max(a.LastView().epoch, b.LastView().epoch);
   server_.Kill();
   server_.Wipe();

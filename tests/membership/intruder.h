@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Those who try to get in without the job's key, for the tests of every gRPC server.
+// Clients without the job's key, for the tests of every gRPC server.
 
 #ifndef ROPETEAM_TESTS_MEMBERSHIP_INTRUDER_H_
 #define ROPETEAM_TESTS_MEMBERSHIP_INTRUDER_H_
@@ -28,7 +28,8 @@ inline std::shared_ptr<const Credentials> CredentialsForTest(char digit,
   return Credentials::FromJobKey(KeyForTest(digit), job, "node-x", "test").value();
 }
 
-// A client that shows `identity`'s certificate (none when it is empty) and believes `roots`, or anything.
+// A client that shows `identity`'s certificate (none if it is empty), trusts `roots` and accepts any host
+// name.
 inline std::shared_ptr<grpc::ChannelCredentials> RawChannel(const TlsIdentity& identity,
                                                             const std::string& roots) {
   using namespace grpc::experimental;
@@ -44,7 +45,8 @@ inline std::shared_ptr<grpc::ChannelCredentials> RawChannel(const TlsIdentity& i
   return TlsCredentials(options);
 }
 
-// Calls a method that no server has. UNIMPLEMENTED: the server let the client in and looked for it. UNAVAILABLE: it did not.
+// Calls a method that no server has. UNIMPLEMENTED: the server accepted the client and looked for the method.
+// UNAVAILABLE: it did not accept the client.
 inline grpc::Status Knock(const std::string& address,
                           const std::shared_ptr<grpc::ChannelCredentials>& credentials) {
   grpc::ChannelArguments arguments;
@@ -71,7 +73,7 @@ struct Intruder {
   std::shared_ptr<grpc::ChannelCredentials> credentials;
 };
 
-// Everybody whom a server with CredentialsForTest(digit) must keep out.
+// Clients that a server with CredentialsForTest(digit) must refuse.
 inline std::vector<Intruder> Intruders(char digit, const std::string& job = "test-job") {
   const TlsIdentity own = MakeTlsIdentity(KeyForTest(digit), job, "node-y").value();
   const TlsIdentity foreign = MakeTlsIdentity(KeyForTest(digit == '9' ? '8' : '9'), job, "node-y").value();

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One member as a process of its own, to be killed, stopped and restarted by standalone_test and
-// standalone_bench:
+// One member as a process of its own. standalone_test and standalone_bench kill, stop and restart it:
 //   member_process ADDRESS NAME ORDINAL ID EXPECTED [embed]
-// ADDRESS is the coordinator's, or etcd's URL.
-// Says on standard output, a line each: "listening" once started, "registered", "view EPOCH MEMBERS" and "members
-// MEMBERS", "refused CODE". On
-// "refused stale" it rejoins under its id + 1. Ends in order when its standard input ends; then says "cpu
-// MICROSECONDS", which is what the process used between its first view and the end.
+// ADDRESS is the coordinator's address or etcd's URL.
+// It prints one line per event: "listening" once started, "registered", "view EPOCH MEMBERS" and "members
+// MEMBERS", "refused CODE". After "refused stale" it rejoins with its id + 1. At the end of its input it prints
+// "cpu MICROSECONDS", the processor time since its first view, and ends in good order.
+
 #include <sys/resource.h>
 #include <unistd.h>
 

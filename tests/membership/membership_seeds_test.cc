@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Coordinator and agents on a bad network, from a seed: packets are lost, late and out of order, nodes crash
-// with and without a reset, restart, leave, are cut off in one direction, and the coordinator crashes and
-// returns. The promises on views are checked at every view (SimulatedCluster::OnView). Then the network
+// Coordinator and agents on a bad network, from a seed. Packets are lost, late and out of order. Nodes crash
+// with and without a reset, restart, leave, and are cut off in one direction. The coordinator crashes and
+// returns. The promises about views are checked at every view (SimulatedCluster::OnView). Then the network
 // heals, and all living nodes must end up in one view.
 //
 //   ROPETEAM_SEED=17 replays one seed, ROPETEAM_SEEDS=100000 runs that many.
@@ -55,7 +55,7 @@ class SeededRun {
         5000);
     if (!cluster_.broken().empty()) return cluster_.broken();
     if (!healed) return "not all living nodes are in one view 5 s after healing";
-    // And it stays so, once the last words of the dead have arrived and their silence has been noticed.
+    // This must last, even when the last packets of dead nodes arrive and their silence is noticed.
     cluster_.RunUntil(
         [&] {
           RejoinRefused();
@@ -89,7 +89,8 @@ class SeededRun {
   }
   void AddFresh() {
     const uint64_t number = ++names_;
-    // Never 0: nodes_expected is not the number of nodes here, so no start is that of the whole job.
+    // Never 0: nodes_expected does not match the number of nodes here, so the start of the whole job is not
+    // simulated.
     cluster_.Add(Numbered("n", number), static_cast<uint32_t>(Pick(1, 6)));
   }
   void Restart(const Member& dead) { cluster_.Add(dead.name, dead.ordinal); }
@@ -119,7 +120,7 @@ class SeededRun {
     } else if (event == 12) {
       cluster_.Pause(Pick(0, 3000));
     } else if (event <= 14) {
-      // A second instance of a name whose first one is alive, and perhaps cut off: one of the two becomes a
+      // A second instance with the name of a living one, which may be cut off: one of the two becomes a
       // zombie.
       const Member member = cluster_.alive().at(node);
       if (Pick(0, 1) != 0) cluster_.Cut(node, true);
@@ -133,7 +134,7 @@ class SeededRun {
     }
   }
 
-  // As ropeteamd does: declared dead, it comes back as another instance; replaced, it ends.
+  // As ropeteamd does: a node that was declared dead returns as another instance; a replaced node ends.
   void RejoinRefused() {
     std::vector<NodeId> refused;
     for (const auto& [id, member] : cluster_.alive())

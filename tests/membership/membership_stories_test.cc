@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What membership promises, told as what happens to a few nodes. Every packet takes 1 ms; times are virtual.
+// The promises of membership, as stories of a few nodes. Every packet takes 1 ms; times are virtual.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,8 +28,8 @@ class MembershipStory : public ::testing::Test {
     ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 100));
   }
   void TearDown() override { EXPECT_EQ(cluster_.broken(), ""); }
-  // The coordinator's node a crashes and returns as a new instance, which is returned. The other members of the view
-  // from before are cut off, so the new instance is alone in its first view.
+  // The coordinator's node a crashes and returns as a new instance, whose id is returned. The other members
+  // of the previous view are cut off, so the new instance is alone in its first view.
   NodeId CoordinatorReturnsAlone() {
     cluster_.CrashCoordinator();
     cluster_.Crash(a_, true);  // the same process
@@ -42,7 +42,7 @@ class MembershipStory : public ::testing::Test {
     EXPECT_EQ(cluster_.Names(a2).size(), 1u);
     return a2;
   }
-  // How long until the others' view is without it, in ms; 10 s when never.
+  // Time in ms until the observer's view does not contain the node; 10 s: never.
   uint64_t MsUntilOut(NodeId node, NodeId observer) {
     const TimeUs begin = cluster_.now();
     cluster_.RunUntil([&] { return !cluster_.Sees(observer, node); }, 10'000);
@@ -90,7 +90,7 @@ TEST_F(MembershipStory, SilenceIsDeathAfterDeadAfter) {
   cluster_.RunFor(1234);
   cluster_.Crash(b_, /*reset=*/false);
   const uint64_t ms = MsUntilOut(b_, a_);
-  EXPECT_GE(ms, 800u);  // its last heartbeat was up to 200 ms ago
+  EXPECT_GE(ms, 800u);  // its last heartbeat was up to 200 ms before
   EXPECT_LE(ms, 1005u);
   EXPECT_THAT(cluster_.Names(a_), ElementsAre("a", "c"));
   EXPECT_EQ(cluster_.EpochOf(a_), cluster_.Views(a_)[0].epoch + 1);
@@ -137,7 +137,7 @@ TEST_F(MembershipStory, ASuspicionRaisedWhileTheCoordinatorIsAwayIsToldWhenItRet
   cluster_.CrashCoordinator();
   cluster_.RunFor(50);
   cluster_.Suspect(a_, b_);
-  cluster_.CutOutgoing(b_, true);  // dead as far as anybody can tell
+  cluster_.CutOutgoing(b_, true);  // no other node can hear it
   cluster_.RestartCoordinator();
   EXPECT_LE(MsUntilOut(b_, a_), 1300u);
 }
@@ -167,7 +167,7 @@ TEST_F(MembershipStory, OneOrdinalTwiceIsOrderedByName) {
 
 TEST_F(MembershipStory, ARestartedNodeReplacesItsOldInstanceInOneView) {
   StartThree();
-  cluster_.Crash(b_, /*reset=*/false);  // nobody knows yet
+  cluster_.Crash(b_, /*reset=*/false);  // not noticed yet
   const NodeId b2 = cluster_.Add("b", 1);
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 100));
   EXPECT_EQ(cluster_.Views(a_).size(), 2u);
@@ -218,7 +218,7 @@ TEST_F(MembershipStory, ANodeDeclaredDeadWhileAliveLearnsItAndComesBackAsANewIns
 
 TEST_F(MembershipStory, TheLeaderIsTheOldestAndChangesOnlyWhenItLeaves) {
   StartThree();
-  EXPECT_EQ(cluster_.LeaderOf(c_), a_);  // all three came in one view: the first in order
+  EXPECT_EQ(cluster_.LeaderOf(c_), a_);  // all three came in one view, so the first in order leads
   const NodeId d = cluster_.Add("0-sorts-first", 0);
   cluster_.RunFor(100);
   EXPECT_EQ(cluster_.LeaderOf(c_), a_);
@@ -248,7 +248,7 @@ TEST_F(MembershipStory, ARestartedCoordinatorDisturbsNobody) {
     EXPECT_EQ(cluster_.Views(node).size(), 1u);
     EXPECT_TRUE(cluster_.Refusals(node).empty());
   }
-  // The next view is well above all that were ever seen, and the leader is who it was.
+  // The next epoch is well above all earlier ones, and the leader is the same.
   cluster_.Crash(c_, true);
   MsUntilOut(c_, b_);
   EXPECT_GT(cluster_.EpochOf(b_), cluster_.Views(b_)[0].epoch + 100)
@@ -264,7 +264,7 @@ TEST_F(MembershipStory, TheLeaderStaysOverARestartThoughAnotherRegistersFirst) {
   MsUntilOut(a_, d);
   ASSERT_EQ(cluster_.LeaderOf(d), b_);
   cluster_.CrashCoordinator();
-  cluster_.Cut(b_, true);  // it comes last
+  cluster_.Cut(b_, true);  // so it registers last
   cluster_.RestartCoordinator();
   cluster_.RunFor(600);
   cluster_.Cut(b_, false);
@@ -279,7 +279,7 @@ TEST_F(MembershipStory, TheCoordinatorsOwnNodeComesBackAndIsNeverAlone) {
   cluster_.Crash(a_, true);  // the same process
   cluster_.RunFor(200);
   cluster_.RestartCoordinator();
-  const NodeId a2 = cluster_.Add("a", 0);  // registers first, knowing nothing
+  const NodeId a2 = cluster_.Add("a", 0);  // registers first and knows no view
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 400));
   ASSERT_EQ(cluster_.Views(a2).size(), 1u);
   EXPECT_THAT(cluster_.Names(a2), ElementsAre("a", "b", "c"));
@@ -318,13 +318,13 @@ TEST_F(MembershipStory, ACoordinatorThatNobodyFoundInTimeGoesOnAboveTheOldEpochs
   cluster_.CrashCoordinator();
   for (const NodeId node : {a_, b_, c_}) cluster_.Cut(node, true);
   cluster_.RestartCoordinator();
-  const NodeId d = cluster_.Add("d", 3);  // hears of no older view in time
+  const NodeId d = cluster_.Add("d", 3);  // does not hear of an older view in time
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(d, d); }, 1100));
   EXPECT_EQ(cluster_.Names(d).size(), 1u);
   const Epoch alone = cluster_.EpochOf(d);
   EXPECT_GT(alone, cluster_.EpochOf(a_));
   cluster_.HealAll();
-  // d never knew them: they are readmitted as they are.
+  // d's view never contained them, so they are readmitted as the same instances.
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 3000));
   EXPECT_GT(cluster_.EpochOf(a_), alone);
   for (const NodeId node : {a_, b_, c_}) EXPECT_TRUE(cluster_.Refusals(node).empty());
@@ -346,7 +346,7 @@ TEST_F(MembershipStory, ANodeThatCannotBeHeardIsOutAndLearnsIt) {
   cluster_.CutOutgoing(b_, true);
   EXPECT_LE(MsUntilOut(b_, a_), 1005u);
   cluster_.RunFor(3000);
-  EXPECT_EQ(cluster_.Refusals(b_).size(), 0u);  // it gave that connection up long ago
+  EXPECT_EQ(cluster_.Refusals(b_).size(), 0u);  // it has abandoned that connection long before
   cluster_.CutOutgoing(b_, false);
   ASSERT_TRUE(cluster_.RunUntil([&] { return !cluster_.Refusals(b_).empty(); }, 1500));
   EXPECT_EQ(cluster_.Refusals(b_)[0].code(), Code::kStale);
@@ -354,7 +354,7 @@ TEST_F(MembershipStory, ANodeThatCannotBeHeardIsOutAndLearnsIt) {
 
 TEST_F(MembershipStory, ACoordinatorThatWasStoppedBlamesNobody) {
   StartThree();
-  // Nothing runs for five seconds, as after SIGSTOP or a starved host; then everything at once.
+  // Nothing runs for five seconds, as after SIGSTOP or on a starved host; then everything runs at once.
   for (int i = 0; i < 3; ++i) {
     cluster_.RunFor(333);
     cluster_.Pause(5000);
@@ -402,7 +402,7 @@ TEST_F(MembershipStory, ALeaseIsRenewedLongBeforeItEnds) {
 TEST_F(MembershipStory, AReplacedInstanceMayHoldItsLeaseForAsLongAsTheViewSays) {
   StartThree();
   cluster_.RunFor(500);
-  cluster_.Stop(b_);  // it is there, and will act when it goes on
+  cluster_.Stop(b_);  // it is alive and will act when it continues
   const TimeUs until = cluster_.LeaseUntil(b_);
   const NodeId b2 = cluster_.Add("b", 1);
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2); }, 100));
@@ -423,7 +423,7 @@ TEST_F(MembershipStory, AViewAlsoSettlesForThoseWhoLeftInTheOneBefore) {
   cluster_.Stop(b_);
   const NodeId b2 = cluster_.Add("b", 1);
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2) && cluster_.Sees(b2, b2); }, 100));
-  cluster_.Leave(c_);  // its own lease is returned
+  cluster_.Leave(c_);  // it returns its own lease
   ASSERT_TRUE(cluster_.RunUntil([&] { return !cluster_.Sees(b2, c_); }, 100));
   EXPECT_GE(cluster_.now() + cluster_.Views(b2).back().settle_us, cluster_.LeaseUntil(b_));
   EXPECT_GT(cluster_.Views(b2).back().settle_us, 0u);
@@ -458,7 +458,7 @@ TEST_F(MembershipStory, AnswersThatAStoppedProcessFindsWhenItWakesCountFromWhenI
   cluster_.RunFor(500);
   cluster_.Stop(b_);
   const TimeUs stopped_at = cluster_.now();
-  cluster_.RunFor(700);  // not long enough to be declared dead; what was sent to it waits in its socket
+  cluster_.RunFor(700);  // too short to be declared dead; answers to it wait in its socket
   cluster_.Continue(b_);
   EXPECT_LE(cluster_.LeaseUntil(b_), stopped_at + 600 * kMs);
   EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.HasLease(b_); }, 300));
@@ -498,7 +498,7 @@ TEST_F(MembershipStory, NoLeaseIsGrantedToAMemberBeforeTheNewestViewIsKnown) {
   StartThree();
   cluster_.Cut(b_, true);
   MsUntilOut(b_, a_);
-  // The coordinator forgets that. No node that knows it reaches the next coordinator while that one holds.
+  // The coordinator forgets this. No node that knows it reaches the next coordinator during its hold.
   cluster_.CrashCoordinator();
   cluster_.Cut(b_, false);
   cluster_.Cut(a_, true);
@@ -540,7 +540,7 @@ TEST_F(MembershipStory, AMemberThatDoesNotComeWithTheOthersIsOutForGood) {
 TEST_F(MembershipStory, AMemberThatHadLeftBeforeTheCoordinatorReturnedIsNotReadmitted) {
   StartThree();
   cluster_.Cut(c_, true);
-  MsUntilOut(c_, b_);  // b and a have fenced it
+  MsUntilOut(c_, b_);  // a and b have fenced it
   const NodeId a2 = CoordinatorReturnsAlone();
   cluster_.Cut(b_, false);
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a2, b_); }, 2500));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A coordinator that moves: the Agent's list of addresses, and what happens to a few nodes. Every packet takes 1 ms; times are
-// virtual.
+// A coordinator that moves: the Agent's list of addresses, and stories of a few nodes. Every packet takes 1
+// ms; times are virtual.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,7 +36,7 @@ const Agent::Open* OpenIn(const Agent::Outputs& outputs) {
   return open;
 }
 
-// The addresses that an agent opens within `for_us`, if nobody answers: each attempt is refused at once.
+// The addresses that an agent opens within `for_us` if each attempt is refused at once.
 std::vector<std::string> OpenedWhenRefused(Agent* agent, TimeUs* now, TimeUs for_us) {
   std::vector<std::string> opened;
   const TimeUs end = *now + for_us;
@@ -90,7 +90,7 @@ TEST(AgentListTest, AnEmbedderThatWasRegisteredElsewhereNeverOpensItsOwnAddress)
   outputs = agent.Broken(50'000, open->attempt, "connection reset");
   TimeUs now = 50'000;
   for (int i = 0; i < 50; ++i) {
-    // What it is told by others that are lost, too, changes nothing.
+    // Addresses from other nodes that have lost the coordinator too change nothing.
     if (i % 10 == 5) outputs = agent.Relocate(now += kReconnectPauseMinUs, {"10.0.0.9:1"}, false);
     while ((open = OpenIn(outputs)) != nullptr) {
       EXPECT_NE(open->address, kFirstAddress);
@@ -108,7 +108,7 @@ TEST(AgentListTest, HearsayMovesOnlyANodeThatIsNotRegistered) {
   agent.Received(2000, first, HeartbeatAnswer{});
   EXPECT_EQ(OpenIn(agent.Relocate(3000, {"10.0.0.9:1"}, false)), nullptr);
   EXPECT_TRUE(agent.registered());
-  // It knows the address from then on.
+  // It remembers the address from then on.
   outputs = agent.Broken(100'000, first, "connection reset");
   outputs = agent.Broken(100'000, OpenIn(outputs)->attempt, "connection refused");
   ASSERT_NE(OpenIn(outputs), nullptr);
@@ -254,7 +254,7 @@ TEST_F(MovedCoordinator, TheReturningHostJoinsTheMovedCoordinator) {
   ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 2000));
   EXPECT_EQ(cluster_.membership().coordinator(0), nullptr);
   EXPECT_THAT(cluster_.Names(a2), ElementsAre("a", "b", "c", "d"));
-  // And it does not become one when the present one is gone.
+  // Nor does it become coordinator when the current one is gone.
   cluster_.Crash(a2, true);
   cluster_.CrashCoordinator(true, 1);
   cluster_.RunFor(20'000);
@@ -263,7 +263,7 @@ TEST_F(MovedCoordinator, TheReturningHostJoinsTheMovedCoordinator) {
 }
 
 TEST_F(MovedCoordinator, OneThatIsToldByAnOperatorIsFollowedByWhomItTells) {
-  // As Daemon does it: one is told by `ropeteam rejoin`, and tells the others.
+  // As Daemon does it: `ropeteam rejoin` tells one node the address, and that node tells the others.
   MembershipConfig config = Config();
   config.coordinator_addresses = {kFirstAddress};
   cluster_.RestartCoordinator(0);
@@ -288,11 +288,11 @@ TEST_F(MovedCoordinator, OneThatIsToldByAnOperatorIsFollowedByWhomItTells) {
   EXPECT_TRUE(cluster_.Sees(a2, b_) && cluster_.Sees(a2, c_)) << "the same instances";
 }
 
-// Two nodes that may be coordinator start at any distance in time from each other, to the millisecond around the instants at
-// which one of them asks or begins to listen.
+// Two nodes that may become coordinator start at different offsets. Around the instants at which one of them
+// asks or begins to listen, every millisecond is tried.
 TEST(TwoEmbedders, EndUnderOneCoordinator) {
   const int64_t dead_after_ms = DefaultConfig().dead_after_ms;
-  std::vector<int64_t> offsets;  // the second one's start after the first one's
+  std::vector<int64_t> offsets;  // from the first one's start to the second one's
   for (int64_t at = -2 * dead_after_ms; at <= 2 * dead_after_ms; at += 130) offsets.push_back(at);
   for (const int64_t instant : {-dead_after_ms, int64_t{0}, dead_after_ms})
     for (int64_t near = -6; near <= 6; ++near) offsets.push_back(instant + near);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The seat against a store of the test's own: which node takes the role and when, what it inherits, and what lost, late and
-// repeated calls do to it.
+// The seat against a simulated store: which node takes the role and when, what it inherits, and the effects
+// of lost, late and repeated calls.
 #include "membership/etcd/seat.h"
 
 #include <gmock/gmock.h>
@@ -30,14 +30,14 @@ constexpr const char* kRoot = "/p%2Fq/run-7/";
 
 class SeatTest : public ::testing::Test {
  protected:
-  // One node: its seat, and what it has been told.
+  // One node: its seat and the seat's outputs.
   struct Node {
     std::unique_ptr<Seat> seat;
     Member self;
-    bool cut = false;                   // from the store: calls fail, after 100 ms
-    bool lose_answers = false;          // calls take effect and their answers are lost
-    std::optional<Code> refuse_writes;  // calls that write are answered so, for ever
-    bool slow_answers = false;          // they come 2 ms later, and the watch tells first
+    bool cut = false;                   // from the store: calls fail after 100 ms
+    bool lose_answers = false;          // calls take effect, but their answers are lost
+    std::optional<Code> refuse_writes;  // the answer to every call that writes
+    bool slow_answers = false;          // answers come 2 ms later, after the watch's event
     std::multimap<TimeUs, std::pair<uint64_t, Result<StoreAnswer>>> slow;
     bool hold_calls = false;  // calls wait in `held`
     std::vector<std::pair<uint64_t, StoreRequest>> held;
@@ -50,7 +50,7 @@ class SeatTest : public ::testing::Test {
     std::vector<Epoch> stored;
     size_t deposed = 0;
     std::vector<Status> refused;
-    std::vector<std::string> outages;  // "" for the end of one
+    std::vector<std::string> outages;  // "": the end of an outage
     bool resigned = false;
   };
 
@@ -155,7 +155,7 @@ class SeatTest : public ::testing::Test {
     }
   }
   std::optional<std::string> Key(const std::string& key) { return store_.Get(kRoot + key); }
-  // All members know a view of these, and the holder has stored it.
+  // Gives all members a view of these nodes, which the holder has stored.
   ViewStatePtr GiveView(Node* holder, Epoch epoch, const std::vector<NodeId>& ids) {
     auto state = std::make_shared<ViewState>();
     state->view.epoch = epoch;
@@ -169,7 +169,8 @@ class SeatTest : public ::testing::Test {
     return state;
   }
   void Contact(Node* node, bool registered) { Perform(node, node->seat->OnContact(now_, registered)); }
-  // Three nodes; 1 has the role, all are in the view of epoch 5 and have contact, for longer than a new holder is spared.
+  // Starts three nodes. Node 1 has held the role for longer than a new holder cannot be deposed; all are in
+  // the view of epoch 5 and have contact.
   void StartThree() {
     for (const NodeId id : {1, 2, 3}) Add(id, static_cast<uint32_t>(id) - 1);
     RunFor(100);
@@ -199,7 +200,7 @@ TEST_F(SeatTest, OneOfSeveralTakesTheEmptyRoleAndAllAreToldWhere) {
   ASSERT_EQ(nodes_[1].elected.size(), 1u);
   EXPECT_EQ(nodes_[1].elected[0].newest, nullptr);
   EXPECT_EQ(nodes_[1].stored, std::vector<Epoch>{5});
-  // Confirmed four times a term, each for a term from its sending.
+  // Four confirmations per term, each valid for a term from its sending.
   EXPECT_GE(nodes_[1].confirmed.size(), 12u);
   EXPECT_GT(nodes_[1].confirmed.back(), now_ + kTerm / 2);
   EXPECT_LE(nodes_[1].confirmed.back(), now_ + kTerm);
@@ -278,7 +279,7 @@ TEST_F(SeatTest, ADoubtIsWithdrawnWhenThereIsContactAgain) {
 TEST_F(SeatTest, NeitherANewcomerNorADeclaredDeadInstanceDoubts) {
   StartThree();
   Add(4, 3);
-  GiveView(&nodes_[1], 6, {1, 3});  // 2 has been declared dead, and has seen only view 5
+  GiveView(&nodes_[1], 6, {1, 3});  // 2 was declared dead and has seen only view 5
   RunFor(3000);
   Contact(&nodes_[2], false);
   RunFor(3000);
@@ -302,7 +303,7 @@ TEST_F(SeatTest, TheDoubtOfAMemberThatTheNextViewLeavesOutDoesNotCount) {
   Contact(&nodes_[2], false);
   RunFor(100);
   Contact(&nodes_[3], false);
-  RunFor(160);  // 2 doubts, 3 not yet
+  RunFor(160);  // 2 doubts, 3 does not yet
   GiveView(&nodes_[1], 6, {1, 3, 4, 5});
   RunFor(2000);
   EXPECT_TRUE(nodes_[1].seat->holds()) << "one of three others doubts";
@@ -318,7 +319,7 @@ TEST_F(SeatTest, ANewHolderIsSparedForItsHold) {
   ASSERT_EQ(Holders(), 1u);
   const NodeId second = nodes_[2].seat->holds() ? 2 : 3;
   Contact(&nodes_[1], false);
-  RunFor(1100);  // nobody reaches it: two of two others would depose it, but not before its hold has ended
+  RunFor(1100);  // no node reaches it; two of two others would depose it, but only after its hold
   EXPECT_TRUE(nodes_[second].seat->holds());
   RunFor(400);
   EXPECT_FALSE(nodes_[second].seat->holds());
@@ -366,7 +367,7 @@ TEST_F(SeatTest, ALateCopyOfAnOlderStoreChangesNothing) {
 TEST_F(SeatTest, AFormerHolderCanNeitherStoreNorConfirm) {
   StartThree();
   Node& former = nodes_[1];
-  former.hold_calls = true;  // as if it were stopped
+  former.hold_calls = true;  // as if it was stopped
   GiveView(&former, 6, {1, 3});
   for (const NodeId id : {2, 3}) Contact(&nodes_[id], false);
   RunFor(500);
@@ -379,7 +380,7 @@ TEST_F(SeatTest, AFormerHolderCanNeitherStoreNorConfirm) {
   EXPECT_EQ((*DecodeStoredView(*Key("view")))->view.epoch, 5u);
 }
 
-// The store loses its data; another node has the role at the very revision at which the former one had it.
+// The store loses its data. Another node then gets the role at the same revision as the former holder.
 TEST_F(SeatTest, AfterAWipeTheSameRevisionIsNotTheSameRole) {
   Node& a = Add(1, 0);
   RunFor(100);
@@ -431,7 +432,7 @@ TEST_F(SeatTest, WhileTheStoreIsAwayTheRoleStaysAndItIsSaid) {
   EXPECT_EQ(nodes_[1].outages.back(), "");
 }
 
-// Its confirmations, which only read, are answered meanwhile.
+// Its confirmations, which only read, still succeed.
 TEST_F(SeatTest, AHolderWhoseViewIsRefusedSaysSoAndTriesSeldom) {
   StartThree();
   Node& holder = nodes_[1];
@@ -451,13 +452,13 @@ TEST_F(SeatTest, AHolderWhoseViewIsRefusedSaysSoAndTriesSeldom) {
   EXPECT_EQ(holder.outages.back(), "");
 }
 
-// A call that failed may not be wanted any more: the outage ends all the same when the store answers.
+// The failed call is no longer needed. The outage still ends when the store answers, so none is reported.
 TEST_F(SeatTest, AnOutageEndsThoughWhatFailedIsNotWantedAnyMore) {
   StartThree();
   Node& node = nodes_[2];
   Contact(&node, false);
   node.cut = true;
-  RunFor(500);  // a Doubt has failed
+  RunFor(500);  // a doubt has failed
   node.cut = false;
   Contact(&node, true);
   RunFor(2000);
@@ -495,7 +496,7 @@ TEST_F(SeatTest, AKeyThatNoNodeWroteIsTakenOver) {
     StartThree();
     EXPECT_EQ(Holders(), 1u) << garbage.substr(0, 80);
     for (const auto& [id, node] : nodes_) EXPECT_EQ(node.moved, std::vector<std::string>{"10.0.0.1:7"});
-    // And while the job runs.
+    // The same while the job runs.
     (void)store_.Apply(now_,
                        StoreTxn{{}, {{StoreOp::kPut, std::string(kRoot) + "coordinator", garbage}}, {}});
     RunFor(1000);
@@ -542,7 +543,7 @@ TEST_F(SeatTest, ARejoinedInstanceIsNotTakenForTheFormerOne) {
   Node& node = nodes_[2];
   Contact(&node, false);
   node.hold_calls = true;
-  RunFor(300);  // its doubt is on its way
+  RunFor(300);  // its doubt is on the way
   ASSERT_EQ(node.held.size(), 1u);
   (void)Perform(&node, node.seat->OnRefused(now_));
   Member again = node.self;
@@ -624,7 +625,7 @@ TEST_F(SeatTest, ARestartedHolderTakesItsRoleBackAtOnce) {
   EXPECT_NE(*Key("coordinator"), before);
 }
 
-// A process that was stopped while another one of its name took over must not take the role back from it.
+// A stopped process continues after another one with its name took over. It must not take the role back.
 TEST_F(SeatTest, AnOldProcessOfTheHoldersNameLeavesTheRoleAlone) {
   Node& old = Add(1, 0, "host");
   RunFor(100);

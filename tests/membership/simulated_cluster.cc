@@ -56,7 +56,7 @@ NodeId SimulatedCluster::Rejoin(NodeId node) {
   member.id = ++next_id_;
   alive_.erase(node);
   alive_[member.id] = member;
-  views_[member.id] = views_[node];  // the process goes on, and with it the promise of growing epochs
+  views_[member.id] = views_[node];  // the process goes on, so epochs must still grow
   seen_leave_[member.id] = seen_leave_[node];
   leases_.erase(node);
   membership_.RejoinNode(now_, node, member);
@@ -103,7 +103,7 @@ bool SimulatedCluster::RunUntil(const std::function<bool()>& condition, uint64_t
 }
 
 void SimulatedCluster::PassTo(TimeUs when) {
-  // Two instances of which one has left a view of the other's must never act at the same time.
+  // If one instance has seen another one leave its view, the two must never act at the same time.
   for (const auto& [node, until] : leases_) {
     if (until <= now_) continue;
     const auto left = seen_leave_.find(node);
@@ -170,8 +170,8 @@ void SimulatedCluster::OnView(NodeId node, const View& view) {
     const TimeUs settle_us = view.settle_us - view.settle_us * kClockDriftPpm / 1'000'000;
     for (const Member& member : mine.back().members)
       if (!view.Contains(member.id)) seen_leave_[node].emplace(member.id, now_ + settle_us);
-    // When nodes with the views of two coordinators meet, only one of the two leaders can stay. So a node that is taken
-    // back, after a view that was given out without it, may find another leader.
+    // When nodes with the views of two coordinators meet, only one of the two leaders can stay. So a node may
+    // find another leader if a view was announced without it and it is readmitted.
     const bool stayed = mine.back().Contains(node);
     bool merged = false;
     for (auto at = given_.rbegin(); at != given_.rend() && at->epoch != mine.back().epoch; ++at)

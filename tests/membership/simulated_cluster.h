@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cluster's membership on a network made of probabilities, for the stories (all zero: every packet takes 1
-// ms) and for the seeded test. It checks, at every view that any node is given, what membership.h promises of
-// views, and at every instant what it promises of leases.
+// A cluster's membership on a network of probabilities, for the stories (all zero: every packet takes 1 ms)
+// and for the seeded test. It checks the promises of membership.h: about views at every view of any node,
+// about leases at every instant.
 
 #ifndef ROPETEAM_TESTS_MEMBERSHIP_SIMULATED_CLUSTER_H_
 #define ROPETEAM_TESTS_MEMBERSHIP_SIMULATED_CLUSTER_H_
@@ -29,7 +29,7 @@ struct Network {
   int drift_ppm_max = 0;  // of the clocks of nodes and coordinators that start from now on
 };
 
-// "n" and 7 are "n7". (GCC 12 takes an operator+ of a literal and a temporary for an overlapping copy and
+// "n" and 7 give "n7". (GCC 12 mistakes an operator+ of a literal and a temporary for an overlapping copy and
 // warns.)
 inline std::string Numbered(const char* prefix, uint64_t number) {
   std::string name = prefix;
@@ -57,12 +57,12 @@ class SimulatedCluster {
   Member MakeMember(const std::string& name, uint32_t ordinal);
   // Each returns the new instance's id.
   NodeId Add(const std::string& name, uint32_t ordinal);
-  // `config` null: as the cluster's.
+  // `config` null: the cluster's.
   NodeId Add(const Member& member, const MembershipConfig* config = nullptr);
   void Crash(NodeId node, bool reset);
   void Leave(NodeId node);
   NodeId Rejoin(NodeId node);
-  // The first is at kFirstAddress, the other one at kSecondAddress.
+  // The first is at kFirstAddress, the second at kSecondAddress.
   void CrashCoordinator(bool reset = true, size_t which = 0) { membership_.CrashCoordinator(reset, which); }
   void RestartCoordinator(size_t which = 0) { membership_.RestartCoordinator(now_, Drift(), which); }
   void Relocate(NodeId node, const std::string& address, bool move) {
@@ -96,7 +96,7 @@ class SimulatedCluster {
   // Stops as soon as `condition` holds; false if it has not after `ms`.
   bool RunUntil(const std::function<bool()>& condition, uint64_t ms);
 
-  // Time passes and nobody runs: packets wait, deadlines pass unseen.
+  // Time passes and nothing runs: packets wait, and deadlines pass unnoticed.
   void Pause(uint64_t ms) { PassTo(now_ + ms * kMs); }
 
   TimeUs now() const { return now_; }
@@ -112,18 +112,18 @@ class SimulatedCluster {
   bool Sees(NodeId node, NodeId other) {
     return !views_[node].empty() && views_[node].back().Contains(other);
   }
-  // Until when its lease lasts; 0: it has none. One in the past has run out.
+  // When its lease ends, possibly in the past; 0: no lease.
   TimeUs LeaseUntil(NodeId node) const {
     const auto found = leases_.find(node);
     return found != leases_.end() ? found->second : 0;
   }
-  // As it was last told of.
+  // Its last known contact.
   const Contact& ContactOf(NodeId node) { return contacts_[node]; }
   bool HasLease(NodeId node) const { return LeaseUntil(node) > now_; }
   const std::vector<Status>& Refusals(NodeId node) { return refusals_[node]; }
-  // Every living node has the same view, of the living nodes and nobody else.
+  // Whether every living node has the same view of exactly the living nodes.
   bool Converged();
-  // What was broken, first; empty while all promises were kept.
+  // The first broken promise; empty: none.
   const std::string& broken() const { return broken_; }
 
  private:
@@ -138,7 +138,7 @@ class SimulatedCluster {
 
   void OnSend(const SimulatedPacket& packet);
   void OnView(NodeId node, const View& view);
-  // Lets time pass in which nothing happens, and checks the leases in it.
+  // Lets time pass without events, and checks the leases in it.
   void PassTo(TimeUs when);
   int Drift();
   void Break(const std::string& what);
@@ -159,10 +159,10 @@ class SimulatedCluster {
   std::map<NodeId, std::vector<Status>> refusals_;
   std::map<NodeId, Contact> contacts_;
   std::map<Epoch, View> by_epoch_;
-  std::vector<View> given_;  // by all coordinators, in the order of time
-  // Per process: the ids that left a view it saw, and from when on it acts on that.
+  std::vector<View> given_;  // by all coordinators, in order of time
+  // Per process: the ids that left a view it saw, and the time from which it acts on that.
   std::map<NodeId, std::map<NodeId, TimeUs>> seen_leave_;
-  std::map<NodeId, TimeUs> leases_;  // of the living
+  std::map<NodeId, TimeUs> leases_;  // of living nodes
   std::string broken_;
   SimulatedMembership membership_;
 };

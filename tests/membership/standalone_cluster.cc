@@ -24,7 +24,8 @@ std::string Number(uint64_t value) { return std::to_string(value); }
 }  // namespace
 
 std::string OwnHost(int number) {
-  // Linux answers on all of 127/8. By process id, so that tests that run at the same time do not meet.
+  // Linux accepts all addresses of 127/8. The address depends on the process id, so concurrent tests do not
+  // collide.
   const auto pid = static_cast<unsigned>(getpid());
   char host[32];
   std::snprintf(host, sizeof host, "127.%u.%u.%d", 16 + (pid >> 8) % 200, pid & 255, number);

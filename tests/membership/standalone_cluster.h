@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Real members over gRPC on loopback, in this process and in others, for tests that wait for what they
-// expect, with a deadline, and never just for time to pass.
+// Real members over gRPC on loopback, in this process and in others. Tests wait for a condition with a
+// deadline, never only for time to pass.
 
 #ifndef ROPETEAM_TESTS_MEMBERSHIP_STANDALONE_CLUSTER_H_
 #define ROPETEAM_TESTS_MEMBERSHIP_STANDALONE_CLUSTER_H_
@@ -22,14 +22,14 @@
 
 namespace ropeteam {
 
-// A loopback host of this process's own, and a port on it that nobody else has.
+// A loopback host of this process only, and an unused port on it.
 std::string OwnHost(int number = 1);
 std::string FreeAddress();
 
 MembershipConfig StandaloneConfig(const std::string& address);
 Member StandaloneMember(const std::string& name, uint32_t ordinal, NodeId id);
 
-// A member in this process that remembers what it was told.
+// A member in this process that records its callbacks.
 class TestMember {
  public:
   TestMember(const MembershipConfig& config, const Member& self)
@@ -43,7 +43,7 @@ class TestMember {
   Membership& membership() { return *membership_; }
   const Member& self() const { return self_; }
 
-  // False when it does not become true in time. `condition` sees the last view (epoch 0 before the first).
+  // False: it did not become true in time. `condition` sees the last view (epoch 0 before the first).
   bool WaitFor(const std::function<bool(const View&)>& condition, int ms = kWaitMs);
   bool WaitForNames(const std::vector<std::string>& names, int ms = kWaitMs);
   bool WaitForRefusal(Status* status, int ms = kWaitMs);
@@ -51,10 +51,10 @@ class TestMember {
   bool HasLease();
   View LastView();
   size_t ViewCount();
-  // Of the views, as they came: whether epochs grew and every view had this member.
+  // Whether epochs grew and every view contained this member.
   bool orderly();
 
-  // Far more than anything should take, so that a slow machine is not a failure.
+  // Far more than any operation should take, so a slow machine is not a failure.
   static constexpr int kWaitMs = 20'000;
 
  private:
@@ -77,9 +77,9 @@ class MemberProcess {
 
   void Signal(int signal);
   void Kill();  // SIGKILL, and reaped
-  // Ends it in order and returns the "cpu" it reports, in microseconds; -1 when it did not.
+  // Ends it in good order and returns the "cpu" that it reports, in microseconds; -1: it reported none.
   long Finish();
-  // Until it has said a line that begins so.
+  // Waits until it has printed a line with this prefix.
   bool WaitForLine(const std::string& prefix, int ms = TestMember::kWaitMs);
 
  private:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Membership over real gRPC and real time, on a loopback host of this process's own.
+// Membership over real gRPC in real time, on a loopback host of this process only.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -40,14 +40,14 @@ class StandaloneTest : public ::testing::Test {
   StandaloneTest() : address_(FreeAddress()), config_(StandaloneConfig(address_)) {}
   void TearDown() override {
     for (const auto& member : members_) EXPECT_TRUE(member->orderly()) << member->self().name;
-    // Those without the coordinator first: they take leave of one that still listens.
+    // Members without the coordinator stop first, while it still receives their leave messages.
     while (!members_.empty()) members_.pop_back();
   }
   TestMember& Add(const std::string& name, uint32_t ordinal, NodeId id, const MembershipConfig& config) {
     members_.push_back(std::make_unique<TestMember>(config, StandaloneMember(name, ordinal, id)));
     return *members_.back();
   }
-  // The first embeds the coordinator.
+  // The first member embeds the coordinator.
   TestMember& Start(const std::string& name, uint32_t ordinal, NodeId id) {
     MembershipConfig config = config_;
     if (members_.empty()) config.coordinator_listen = address_;
@@ -70,7 +70,7 @@ TEST_F(StandaloneTest, FourMembersSeeEachOther) {
   RecordProperty("first_view_ms", static_cast<int>(watch.ms()));
   const View view = members_[0]->LastView();
   for (const auto& member : members_) EXPECT_EQ(member->LastView(), view);
-  EXPECT_EQ(*view.Find(102), members_[2]->self());  // with all its bytes
+  EXPECT_EQ(*view.Find(102), members_[2]->self());  // all bytes are the same
   EXPECT_EQ(view.leader, 100u);
 }
 
@@ -85,7 +85,7 @@ TEST_F(StandaloneTest, AMemberThatStopsIsGoneAtOnce) {
   ASSERT_TRUE(b.WaitForNames({"a", "b"}));
   ASSERT_TRUE(a.WaitForNames({"a", "b"}));
   std::printf("leave message to view %ld ms\n", watch.ms());
-  c.Stop();  // once more is nothing
+  c.Stop();  // a second call does nothing
 }
 
 TEST_F(StandaloneTest, TheCoordinatorsNodeTellsTheOthersBeforeItEnds) {
@@ -139,7 +139,8 @@ TEST_F(StandaloneTest, ASuspectThatIsStoppedIsOutAfterProbeMs) {
   for (int i = 0; i < 1000; ++i) a.membership().ReportSuspect(2, "put failed");
   b.Signal(SIGSTOP);
   const Stopwatch watch;
-  // The first suspicion may have been answered before the signal; the data path goes on failing.
+  // The first suspicions may have been answered before the signal, so they are repeated, as a failing data
+  // path repeats them.
   ASSERT_TRUE(a.WaitFor([&](const View& view) { return view.members.size() == 1; }, 1) || [&] {
     for (int i = 0; i < 200; ++i) {
       a.membership().ReportSuspect(2, "put failed");
@@ -157,7 +158,7 @@ TEST_F(StandaloneTest, ASuspectThatIsAliveStays) {
   TestMember& b = Start("b", 1, 2);
   ASSERT_TRUE(a.WaitForNames({"a", "b"}));
   for (int i = 0; i < 1000; ++i) a.membership().ReportSuspect(2, "put failed");
-  // Long enough for a death by probe to have been told.
+  // Long enough for a probe to fail and the view to arrive.
   EXPECT_FALSE(a.WaitForNames({"a"}, 600));
   EXPECT_EQ(b.ViewCount(), 1u);
 }
@@ -180,7 +181,7 @@ TEST_F(StandaloneTest, TheCoordinatorsProcessDiesAndReturnsUnderItsName) {
   const View after = b.LastView();
   EXPECT_GT(after.epoch, before);
   EXPECT_EQ(after.members.size(), 3u);
-  EXPECT_EQ(after.leader, 2u);  // the oldest of those who stayed
+  EXPECT_EQ(after.leader, 2u);  // the oldest of the members that stayed
   EXPECT_EQ(c.ViewCount(), 2u) << "its return showed itself in one view";
 }
 
@@ -216,9 +217,9 @@ TEST_F(StandaloneTest, APathThatDiesSilentlyIsLeftForANewConnection) {
   ASSERT_TRUE(b.Start().ok());
   ASSERT_TRUE(a.WaitForNames({"a", "b"}));
   ASSERT_TRUE(b.WaitForNames({"a", "b"}));
-  relay.FreezeConnections();  // neither bytes nor a reset, as when a switch dies
+  relay.FreezeConnections();  // neither bytes nor a reset pass, as when a switch dies
   ASSERT_TRUE(relay.WaitForConnections(2, TestMember::kWaitMs));
-  // And the new one is good: it brings news.
+  // The new connection works: it brings a new view.
   TestMember& c = Add("c", 2, 3, config_);
   ASSERT_TRUE(c.Start().ok());
   ASSERT_TRUE(b.WaitForNames({"a", "b", "c"}));
@@ -332,7 +333,7 @@ TEST_F(StandaloneTest, BadArgumentsAreRefusedAtStart) {
   MembershipConfig config = config_;
   config.coordinator_addresses = {"no.such.host.invalid:7000"};
   EXPECT_THAT(start(config, good).message(), HasSubstr("no.such.host.invalid"));
-  config.coordinator_addresses = {"192.0.2.1:7000"};  // a documentation address: not one of this host
+  config.coordinator_addresses = {"192.0.2.1:7000"};  // a documentation address, not of this host
   EXPECT_EQ(start(config, good).code(), Code::kIo);
   config.coordinator_addresses = {"7000"};
   EXPECT_EQ(start(config, good).code(), Code::kInvalidArgument);
@@ -340,7 +341,7 @@ TEST_F(StandaloneTest, BadArgumentsAreRefusedAtStart) {
   EXPECT_EQ(start(config_, StandaloneMember("a", 0, kNoNode)).code(), Code::kInvalidArgument);
 }
 
-// A connection to host:port; -1 when nobody listens there.
+// Connects to host:port; -1: nothing listens there.
 int Connect(const std::string& host, const std::string& address) {
   sockaddr_in to = {};
   to.sin_family = AF_INET;
@@ -375,14 +376,14 @@ TEST_F(StandaloneTest, GarbageOnThePortHarmsNobody) {
                         : i % 4 == 1 ? "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
                                      : "";
     for (uint64_t left = random() % 100'000; left > 0; --left) bytes += static_cast<char>(random());
-    (void)send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);  // it may well hang up at once
+    (void)send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);  // the server may close it
     connections.push_back(fd);
   }
   TestMember& c = Start("c", 2, 3);
   EXPECT_TRUE(c.WaitForNames({"a", "b", "c"}));
   for (const int fd : connections) close(fd);
   EXPECT_TRUE(a.WaitForNames({"a", "b", "c"}));
-  ASSERT_TRUE(b.WaitForNames({"a", "b", "c"}));  // each member hears of the view by itself
+  ASSERT_TRUE(b.WaitForNames({"a", "b", "c"}));  // each member gets the view separately
   EXPECT_EQ(b.ViewCount(), 2u);
 }
 

@@ -106,7 +106,7 @@ void TcpRelay::Run() {
     if (polled[0].revents != 0) {
       char byte = 0;
       if (read(wake_[0], &byte, 1) <= 0) return;
-      continue;  // somebody was frozen: nothing of theirs may be moved any more
+      continue;  // a connection was frozen: it must not move any more bytes
     }
     for (size_t i = 0; i < index.size(); ++i) {
       Pair& pair = pairs_[index[i]];  // only this thread adds pairs, and the others only set `frozen`

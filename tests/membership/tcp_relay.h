@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cable that can be cut without anybody being told: relays TCP connections to another address until they
-// are frozen. Connections made after that work.
+// A cable that can be cut unnoticed: relays TCP connections to another address until they are frozen. Later
+// connections work.
 
 #ifndef ROPETEAM_TESTS_MEMBERSHIP_TCP_RELAY_H_
 #define ROPETEAM_TESTS_MEMBERSHIP_TCP_RELAY_H_
@@ -22,7 +22,7 @@ class TcpRelay {
 
   const std::string& address() const { return address_; }
   void FreezeConnections();
-  // Until that many connections have been made, in all.
+  // Waits until that many connections have been made in total.
   bool WaitForConnections(size_t count, int ms);
 
  private:
@@ -33,7 +33,7 @@ class TcpRelay {
   };
   void Run();
   void Accept();
-  // False at the end of the connection.
+  // False: the connection has ended.
   static bool Move(int from, int to);
 
   const std::string target_;
