@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 constexpr uint64_t kChunk = 64 * 1024;
 constexpr uint64_t kMemory = 4 << 20;
 
-// A directory of its own in shared memory, gone at the end.
+// A temporary directory in shared memory.
 class ArenaFileTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -46,7 +46,7 @@ class ArenaFileTest : public ::testing::Test {
   std::string directory_;
 };
 
-// Seals one shard of `bytes` bytes of pattern.
+// Seals one shard of `bytes` bytes.
 void SealOne(Store* store, Step step, uint64_t bytes) {
   Result<std::vector<Extent>> extents = store->Allocate(ChunksFor(bytes, kChunk));
   ASSERT_TRUE(extents.ok());
@@ -103,7 +103,8 @@ TEST_F(ArenaFileTest, WhatAKilledProcessSealedIsThereBitForBitAndWhatItDidNotIsN
   EXPECT_EQ((*store)->chunks_free(), (*store)->chunks_total() - 4) << "the unsealed chunks are free again";
 }
 
-// A daemon that begins again must not be written to by peers that do not know yet: by address, without a key.
+// Peers that do not know of a daemon's restart must not reach its arena with a former address, even if the
+// fabric checks no key.
 TEST_F(ArenaFileTest, RenewedItIsAtAnotherAddressAndNobodyReachesTheFormer) {
   Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
   ASSERT_TRUE(file.ok()) << file.status().ToString();
@@ -149,7 +150,7 @@ TEST_F(ArenaFileTest, ASecondDaemonIsRefusedByPidEvenWhileARankHoldsTheSharedDes
   EXPECT_THAT(second.status().message(), HasSubstr("pid " + std::to_string(getpid())));
 
   const int rank = dup((*file)->shared_fd());
-  file = Error(Code::kAborted, "closed");  // the daemon is gone, the rank's descriptor is not
+  file = Error(Code::kAborted, "closed");  // the daemon has ended; the rank's descriptor is open
   const Result<std::unique_ptr<ArenaFile>> next = ArenaFile::Open(Config());
   EXPECT_TRUE(next.ok()) << next.status().ToString();
   close(rank);
@@ -186,7 +187,7 @@ TEST_F(ArenaFileTest, ResetKeepsWhatFits) {
   EXPECT_NE((*store)->Find({1, 7, 0}), nullptr);
 }
 
-// --memory auto takes what is there, with a reset too.
+// --memory auto keeps the existing size, also with a reset.
 TEST_F(ArenaFileTest, ResetWithoutASizeKeepsWhatFits) {
   {
     Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
@@ -283,7 +284,7 @@ TEST_F(ArenaFileTest, AFullFileSystemIsAnErrorAndNotASignal) {
 
 TEST_F(ArenaFileTest, ADirectoryOnADiskIsRefusedWithWhatToDo) {
   ArenaFileConfig config = Config();
-  config.directory = "/proc/self";  // neither tmpfs nor hugetlbfs on any machine
+  config.directory = "/proc/self";  // on no machine tmpfs or hugetlbfs
   const Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(config);
   ASSERT_FALSE(file.ok());
   EXPECT_EQ(file.status().code(), Code::kInvalidArgument);

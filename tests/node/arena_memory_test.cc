@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How much memory control groups leave, by directories that look like theirs.
+// How much memory control groups leave, tested with directories of the same form.
 #include "node/arena_memory.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ TEST_F(ControlGroups, TheTightestAboveCounts) {
   EXPECT_EQ(Left("0::/job/step\n"), 0u);
 }
 
-// In a container the path is that of the host, and what is mounted is its own group.
+// In a container the path is the host's, but the mount is the container's own group.
 TEST_F(ControlGroups, AContainersOwnIsAtTheMount) {
   Write("memory.max", 8000);
   Write("memory.current", 6000);

@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 
 constexpr std::chrono::seconds kGiveUp(20);
 
-// What one plane received; the test waits for it.
+// What one plane received; tests wait for it.
 class Inbox {
  public:
   ControlPlane::OnMessage Receiver(bool handle = true) {
@@ -124,7 +124,7 @@ TEST(ControlPlane, DropsWhatIsForAnotherInstance) {
   Inbox inbox;
   const auto a = Plane(1, inbox.Receiver());
   const auto b = Plane(2, inbox.Receiver());
-  // The address is b's, the id that of its former run.
+  // The address is b's; the id is that of b's former run.
   a->SetMembers({At(99, b->port()), At(2, b->port())});
   a->Send(99, "for the dead");
   a->Send(2, "for the living");
@@ -141,7 +141,7 @@ TEST(ControlPlane, ConnectsAgainWhenThePeerIsBack) {
   inbox.WaitFor(1);
   b.reset();
   b = Plane(2, inbox.Receiver(), port);
-  // Messages may be lost while the stream is broken: what the Engine does is to repeat.
+  // Messages may be lost while the stream is broken; the Engine repeats them.
   for (int i = 0; inbox.size() < 2; ++i) {
     ASSERT_LT(i, 2000);
     a->Send(2, "again");
@@ -152,7 +152,7 @@ TEST(ControlPlane, ConnectsAgainWhenThePeerIsBack) {
 
 TEST(ControlPlane, APeerThatIsNotThereBlocksNeitherSendingNorStopping) {
   const auto a = Plane(1, [](NodeId, std::string, const std::function<void()>& handled) { handled(); });
-  a->SetMembers({At(2, 1)});  // nobody listens on port 1
+  a->SetMembers({At(2, 1)});  // nothing listens on port 1
   for (size_t i = 0; i < 3 * kControlQueueMessagesMax; ++i) a->Send(2, "lost");
   a->SetMembers({});
   a->Stop();
@@ -220,7 +220,7 @@ TEST(ControlPlane, WithAKeyHearsWhoeverHasItAndNobodyElse) {
       1, [](NodeId, std::string, const std::function<void()>& handled) { handled(); }, 0, credentials);
   const auto b = Plane(2, inbox.Receiver(), 0, credentials);
   for (const Intruder& intruder : Intruders('1')) {
-    // It knows both ids, as one that has seen a view of former times does.
+    // The intruder knows both ids, for example from a former view.
     const auto stub = control::Control::NewStub(
         grpc::CreateChannel("ipv4:" + JoinHostPort("127.0.0.1", b->port()), intruder.credentials));
     grpc::ClientContext context;
@@ -255,7 +255,7 @@ TEST(ControlPlane, AMemberThatIsAskedSaysWhereItsCoordinatorIs) {
   Inbox inbox;
   const auto b = Plane(2, inbox.Receiver());
   (*a)->SetMembers({At(2, b->port())});
-  (*a)->Ask(2);  // not answered: it does not know
+  (*a)->Ask(2);  // not answered: b does not know the address
   (*a)->Send(2, "a message behind it");
   EXPECT_EQ(inbox.WaitFor(1)[0].second, "a message behind it");
   b->SetCoordinator("10.0.0.9:29600");

@@ -17,7 +17,7 @@ constexpr TimeUs kSecond = 1'000'000;
 constexpr char kOwn[] = "10.0.0.1:29600";
 constexpr char kOther[] = "10.0.0.9:29600";
 
-// Of members with these ordinals; ordinal 3 has the id 4 and the name node-3.
+// A view of members with these ordinals. Ordinal 3, for example, has id 4 and name node-3.
 View ViewOf(Epoch epoch, const std::vector<uint32_t>& ordinals, uint32_t nodes) {
   View view;
   view.epoch = epoch;
@@ -77,7 +77,7 @@ TEST(CoordinatorWatch, ANodeWithoutACoordinatorAsksTheOthersAndFollows) {
   EXPECT_THAT(report.advice, HasSubstr("ropeteam rejoin"));
 }
 
-// etcd does not answer from the start: no address is known, and there was no contact.
+// etcd does not answer from the start, so no address is known and there was no contact.
 TEST(CoordinatorWatch, OverEtcdTheReportSaysWhatEtcdDoes) {
   CoordinatorWatch watch("", 0, /*moves=*/true);
   watch.OnContact({"", false, 2 * kSecond, "", "etcd at h:1 does not answer"});

@@ -22,7 +22,7 @@ namespace {
 constexpr std::chrono::seconds kGiveUp(20);
 constexpr uint64_t kBytes = 1 << 20;
 
-// The in-process transport, said to fence: no fabric that can is on every machine.
+// The in-process transport, which claims to fence its peers: not every machine has a fabric that does.
 class Fencing : public ForwardingTransport {
  public:
   explicit Fencing(std::unique_ptr<Transport> inner) : ForwardingTransport(std::move(inner)) {
@@ -30,7 +30,7 @@ class Fencing : public ForwardingTransport {
   }
 };
 
-// A plane over the in-process fabric and an arena of its own.
+// A plane over the in-process fabric, with an arena of its own.
 class Plane {
  public:
   Plane(const std::shared_ptr<InprocFabric>& fabric, const std::string& name, bool fences = true)
@@ -76,7 +76,7 @@ class Plane {
     EXPECT_TRUE(changed_.wait_for(lock, kGiveUp, [&] { return fenced_.size() >= count; }));
     return fenced_;
   }
-  // Each transition: which member, and whether it is up.
+  // All transitions so far: the member, and whether its link is up.
   std::vector<std::pair<NodeId, bool>> WaitLinks(size_t count) {
     std::unique_lock lock(mutex_);
     EXPECT_TRUE(changed_.wait_for(lock, kGiveUp, [&] { return links_.size() >= count; }));
@@ -171,7 +171,7 @@ TEST(DataPlane, ATransportThatCannotTellFencesNobody) {
   a.plane_->Submit({Transfer(1, 2, false, 0, 0, 1)});
   a.WaitDone(1);
   a.plane_->SetMembers({});
-  a.plane_->Submit({Transfer(2, 2, false, 0, 0, 1)});  // answered behind the departure
+  a.plane_->Submit({Transfer(2, 2, false, 0, 0, 1)});  // answered after the departure
   EXPECT_EQ(a.WaitDone(2)[1].code, Code::kPeerGone);
   a.plane_->Stop();
   EXPECT_TRUE(a.WaitFenced(0).empty());
@@ -184,7 +184,7 @@ TEST(DataPlane, AMemberWhoseConnectionFailedIsConnectedToAgainWithoutATransfer) 
   Plane a(fabric, "a");
   Plane b(fabric, "b");
   a.plane_->SetMembers({b.As(2)});
-  // The transfer fails, and so do the first two tries to read from b again.
+  // The transfer fails, and so do the first two attempts to read from b again.
   fabric->FailNext("b", 3, Code::kPeerGone);
   a.plane_->Submit({Transfer(1, 2, false, 100, 200, 1)});
   EXPECT_EQ(a.WaitDone(1)[0].code, Code::kPeerGone);
@@ -248,7 +248,7 @@ TEST(DataPlane, PutsNeedALeaseWhereTheFabricDoesNotFence) {
   a.plane_->SetLease(EventLoop::Now() + 3'600'000'000);
   a.plane_->Submit({Transfer(4, 2, false, 0, 0, 1)});
   EXPECT_EQ(a.WaitDone(4)[3].code, Code::kOk);
-  a.plane_->SetLease(EventLoop::Now());  // it runs out by itself
+  a.plane_->SetLease(EventLoop::Now());  // it expires by itself
   a.plane_->Submit({Transfer(5, 2, false, 0, 0, 1)});
   EXPECT_EQ(a.WaitDone(5)[4].code, Code::kStale);
 }
@@ -262,7 +262,7 @@ TEST(DataPlane, PutsUnderWayAreCutOffWhenTheLeaseRunsOut) {
   a.arena_[0] = std::byte{42};
   a.plane_->SetLease(EventLoop::Now() + 3'600'000'000);
   a.plane_->Submit({Transfer(1, 2, false, 0, 0, 1)});
-  a.plane_->SetLease(EventLoop::Now() + 20'000);  // nothing wakes the plane when it is over
+  a.plane_->SetLease(EventLoop::Now() + 20'000);  // nothing wakes the plane when it expires
   const TransferDone put = a.WaitDone(1)[0];
   EXPECT_THAT(put.code, ::testing::AnyOf(Code::kPeerGone, Code::kStale));
   fabric->Release("b");
@@ -296,7 +296,7 @@ TEST(DataPlane, StopAnswersWhatIsOutstanding) {
   EXPECT_EQ(a.WaitDone(2).size(), 2u);
 }
 
-// Memory of a GPU, as far as the plane can tell.
+// Looks like GPU memory to the plane.
 class Device {
  public:
   explicit Device(char fill) : fd_(memfd_create("device", MFD_CLOEXEC)) {
@@ -310,7 +310,7 @@ class Device {
   UniqueFd fd_;
 };
 
-// Adds, and waits for what comes of it.
+// Adds device memory and waits for the result.
 class Adder {
  public:
   DeviceBufferId Add(DataPlane* plane, UniqueFd descriptor, uint64_t bytes = Device::kDeviceBytes) {
@@ -347,7 +347,7 @@ class DevicePlane : public ::testing::Test {
     EXPECT_TRUE(adder_.Wait(++added_).ok());
     return id;
   }
-  // Deregistering is done by another thread.
+  // Waits, because another thread deregisters.
   void ExpectRegistered(size_t count) {
     const auto give_up = std::chrono::steady_clock::now() + kGiveUp;
     while (a_.control_->registered() != count && std::chrono::steady_clock::now() < give_up)
@@ -381,7 +381,7 @@ TEST_F(DevicePlane, WhatIsNotThereOrOutsideOfItBeginsNothing) {
   for (const TransferDone& done : a_.WaitDone(2)) EXPECT_EQ(done.code, Code::kNotFound) << done.tag;
   EXPECT_EQ(b_.arena_[0], std::byte{0});
   a_.plane_->device_buffers().Remove(id);
-  ExpectRegistered(0);  // the refused put holds nothing
+  ExpectRegistered(0);  // the refused put does not keep it
 }
 
 TEST_F(DevicePlane, MemoryThatIsRemovedStaysUntilItsPutsAreOver) {
@@ -391,7 +391,7 @@ TEST_F(DevicePlane, MemoryThatIsRemovedStaysUntilItsPutsAreOver) {
   const auto give_up = std::chrono::steady_clock::now() + kGiveUp;
   while (a_.control_->puts() == 0 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
   a_.plane_->device_buffers().Remove(id);
-  // The thread that would have deregistered it by now has registered another.
+  // The thread that deregisters has had time: it has registered other memory.
   Register(Device('e'));
   ExpectRegistered(2);
   fabric_->Release("b");
@@ -409,7 +409,7 @@ TEST_F(DevicePlane, MemoryThatTheCardCannotReadIsNotTriedAgain) {
   a_.plane_->Submit({FromDevice(2, id, 0, 0, 10)});
   EXPECT_EQ(a_.WaitDone(2)[1].code, Code::kNotFound);
   EXPECT_EQ(a_.control_->puts(), 1u);
-  // A peer that fails says nothing of the memory.
+  // A peer's failure says nothing about the memory.
   const DeviceBufferId other = Register(Device('e'));
   a_.control_->FailPuts(Code::kLinkFailed);
   a_.plane_->Submit({FromDevice(3, other, 0, 0, 10)});
@@ -449,7 +449,7 @@ TEST_F(DevicePlane, MemoryThatIsRevokedWhileItIsBeingRegisteredIsLetGo) {
   a_.control_->HoldRegistrations(false);
   EXPECT_EQ(adder_.Wait(2).code(), Code::kAborted);
   ExpectRegistered(0);
-  EXPECT_EQ(a_.control_->registrations(), 1u);  // the other was not even begun
+  EXPECT_EQ(a_.control_->registrations(), 1u);  // the second one was not begun
 }
 
 TEST_F(DevicePlane, StopLetsGoOfEverything) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The in-process transport as one whose card reads device memory: a "dmabuf" is anything that can be mapped,
-// such as the memfds of the fake CUDA driver. Registration and puts from it fail or wait when a test says so.
+// The in-process transport with a card that reads device memory. A "dmabuf" is any descriptor that can be
+// mapped, such as the memfds of the fake CUDA driver. A test can make registrations and puts from it fail or
+// wait.
 
 #ifndef ROPETEAM_TESTS_NODE_DMABUF_TRANSPORT_H_
 #define ROPETEAM_TESTS_NODE_DMABUF_TRANSPORT_H_
@@ -20,25 +21,25 @@
 
 namespace ropeteam {
 
-// What a test and its transport share; outlives both. Safe from any thread.
+// Shared by a test and its transport, and outlives both. Safe from any thread.
 class DmabufControl {
  public:
-  // Every registration from now on ends so.
+  // From now on every registration ends with this status.
   void Refuse(Status status) {
     Change([&] { refusal_ = std::move(status); });
   }
-  // Registrations wait meanwhile.
+  // Registrations wait while `held`.
   void HoldRegistrations(bool held) {
     Change([&] { held_ = held; });
   }
-  // Every put from device memory from now on completes so, and moves nothing; kOk ends that.
+  // From now on every put from device memory completes with this code and moves nothing; kOk ends that.
   void FailPuts(Code code) {
     Change([&] { put_code_ = code; });
   }
 
   uint64_t registered() const { return Look(registered_); }
   uint64_t registrations() const { return Look(registrations_); }
-  // Begun, from device memory.
+  // Puts from device memory that have begun.
   uint64_t puts() const { return Look(puts_); }
   // Waits for a registration that is being held.
   bool WaitForHeld() const {
@@ -140,7 +141,7 @@ class DmabufTransport : public ForwardingTransport {
   const std::shared_ptr<DmabufControl> control_;
   std::mutex mutex_;
   std::map<RegionId, std::pair<void*, uint64_t>> mapped_;  // guarded by mutex_
-  std::deque<Completion> failed_;                          // the loop's
+  std::deque<Completion> failed_;                          // loop thread only
 };
 
 }  // namespace ropeteam

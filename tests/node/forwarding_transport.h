@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A Transport that hands everything to another one: what a test has it do otherwise is overridden.
+// A Transport that forwards every call to another one. Tests override the calls that they change.
 
 #ifndef ROPETEAM_TESTS_NODE_FORWARDING_TRANSPORT_H_
 #define ROPETEAM_TESTS_NODE_FORWARDING_TRANSPORT_H_

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Device memory from a rank's put to its replica on another node: libropeteam on the fake CUDA driver, its
-// local sessions, two nodes with engines, stores and control planes of their own, and a transport that reads
-// what the fake driver exports. Only the card and the GPU are made up.
+// local sessions, two nodes with their own engines, stores and control planes, and a transport that reads the
+// memory exported by the fake driver. Only the card and the GPU are simulated.
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -36,7 +36,7 @@ constexpr uint32_t kChunks = 24;
 constexpr std::chrono::seconds kGiveUp(30);
 constexpr int64_t kTimeoutMs = 30000;
 
-// Before anything asks for libcuda: the fake stands in for it.
+// Names the fake libcuda before it is first looked for.
 const int set_library = ::setenv("ROPETEAM_LIBCUDA", ROPETEAM_FAKE_CUDA, 1);
 
 template <typename Condition>
@@ -49,7 +49,7 @@ bool Eventually(Condition condition) {
   return true;
 }
 
-// One node as ropeteamd has it, but for membership and the fabric.
+// One node as in ropeteamd, without membership and a real fabric.
 class Host {
  public:
   Host(const std::shared_ptr<InprocFabric>& fabric, const std::string& directory, uint32_t ordinal,
@@ -117,7 +117,7 @@ class GpuDirect : public ::testing::Test {
           log_.emplace_back(line);
         },
         LogLevel::kInfo);
-    char path[] = "/dev/shm/ropeteam-test-XXXXXX";  // for the arenas too
+    char path[] = "/dev/shm/ropeteam-test-XXXXXX";  // for the arenas, too
     ASSERT_NE(mkdtemp(path), nullptr);
     directory_ = path;
   }
@@ -161,8 +161,8 @@ class GpuDirect : public ::testing::Test {
     EXPECT_OK(ropeteam_save_begin(handles_[rank].get(), step, &options, &save));
     return SaveHandle(save);
   }
-  // Rank 0 saves what lies at `device`; while `hold`, the copies to the arena wait until the network card has
-  // been told to read so many chunks.
+  // Rank 0 saves the bytes at `device`. The copies to the arena wait until the network card has been told to
+  // read `puts_first` chunks.
   void Save(uint64_t step, const char* device, uint64_t bytes, uint64_t puts_first) {
     const SaveHandle save = Begin(0, step, bytes);
     if (puts_first != 0) fake_cuda_hold_copies(1);
@@ -171,7 +171,7 @@ class GpuDirect : public ::testing::Test {
     fake_cuda_hold_copies(0);
     EXPECT_OK(ropeteam_save_commit(save.get()));
   }
-  // The copy that node 1 has of rank 0's shard: rank 1 reads it where it is.
+  // Checks node 1's copy of rank 0's shard: rank 1 reads it there.
   void ExpectReplica(uint64_t step, const std::string& bytes) {
     EXPECT_OK(ropeteam_wait(handles_[0].get(), step, ROPETEAM_REPLICATED, kTimeoutMs));
     ropeteam_view_t* view = nullptr;
@@ -181,7 +181,7 @@ class GpuDirect : public ::testing::Test {
     EXPECT_OK(ropeteam_view_read(view, "x", 0, read.data(), read.size(), kTimeoutMs));
     EXPECT_TRUE(read == bytes);
   }
-  // As when the rank's process dies, as far as its daemon can see.
+  // To the daemon this looks like the death of the rank's process.
   void CutRank(uint32_t rank) {
     for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
       const int fd = std::atoi(entry.path().filename().c_str());
@@ -228,7 +228,7 @@ TEST_F(GpuDirect, MemoryThatChangesUnderALatePutIsPutAgainFromTheArena) {
   const std::string bytes = RandomBytes(kChunks * kChunk, 2);
   char* device = Upload(bytes);
   fabric_->Hold("node-1");
-  // The commit waits a second for the puts, and then returns: the memory is the program's again.
+  // The commit waits a second for the puts and then returns. After that the program may change the memory.
   Save(1, device, bytes.size(), 1);
   const std::string next = RandomBytes(bytes.size(), 3);
   fake_cuda_write(device, next.data(), next.size());
@@ -287,13 +287,13 @@ TEST_F(GpuDirect, ARankThatDiesWithPutsInFlightLeavesItsMemoryToThemAndNothingEl
     return false;
   }));
   const uint64_t puts = hosts_[0]->device().puts();
-  EXPECT_EQ(hosts_[0]->device().registered(), 1u);  // the card may be reading it
+  EXPECT_EQ(hosts_[0]->device().registered(), 1u);  // the card may still be reading it
   fabric_->Release("node-1");
   EXPECT_TRUE(Eventually([&] { return hosts_[0]->device().registered() == 0; }));
-  EXPECT_EQ(hosts_[0]->device().puts(), puts);  // none was begun for the dead
+  EXPECT_EQ(hosts_[0]->device().puts(), puts);  // none was begun for the dead rank
   fake_cuda_hold_copies(0);
   save.reset();
-  // The next incarnation of the world finds everything as it should be.
+  // The next incarnation works normally.
   for (uint32_t rank = 0; rank < 2; ++rank) handles_[rank].reset();
   for (uint32_t rank = 0; rank < 2; ++rank) handles_[rank] = Open(rank);
   Save(1, device, bytes.size(), puts + kChunks);

@@ -150,7 +150,7 @@ TEST(LauncherErrors, NameTheVariable) {
   EXPECT_THAT(Choose({{"nodes", "3"}, {"ordinal", "0"}}, {}).status().message(), HasSubstr("--coordinator"));
 }
 
-// Else every node of the job would be its first, each with a coordinator and alone.
+// Otherwise every node would take position 0, and run a coordinator for itself alone.
 TEST(LauncherErrors, OfSeveralNodesEachMustKnowWhichItIs) {
   const Variables variables = {{"MASTER_ADDR", "127.0.0.1"}, {"NNODES", "2"}};
   EXPECT_THAT(Choose({}, variables, "127.0.0.1").status().message(),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Device memory that ranks hand over: raw frames with descriptors at one end, a transport that maps them at
-// the other. What becomes of it in a save is gpu_direct_test's.
+// the other. gpu_direct_test.cc covers its use in a save.
 
 #include <sys/mman.h>
 
@@ -48,7 +48,7 @@ class LocalDeviceTest : public LocalServerTest {
     while (control_->registered() != count && EventLoop::Now() < give_up) Turn();
     EXPECT_EQ(control_->registered(), count);
   }
-  // That it still answers.
+  // Checks that the session still answers.
   void ExpectAlive(const UniqueFd& client) {
     Send(client, Type::kSaveSettle, 7, Encode(local::SaveSettle{12345, 0}));
     EXPECT_EQ(ReceiveReply(client).code, Code::kNotFound);
@@ -70,10 +70,10 @@ TEST_F(LocalDeviceTest, MemoryIsRegisteredAndLetGoAsItsRankSays) {
   EXPECT_EQ(Hand(rank, 1).code, Code::kOk);
   EXPECT_EQ(Hand(rank, 2).code, Code::kOk);
   EXPECT_EQ(control_->registered(), 2u);
-  EXPECT_EQ(OpenDescriptors(), descriptors);  // the registration keeps the memory, not a descriptor
+  EXPECT_EQ(OpenDescriptors(), descriptors);  // the registration keeps the memory without a descriptor
   Send(rank, Type::kGpuBufferEnd, 9, Encode(local::GpuBufferEnd{1}));
   TurnUntilRegistered(1);
-  Send(rank, Type::kGpuBufferEnd, 10, Encode(local::GpuBufferEnd{1}));  // nothing to end
+  Send(rank, Type::kGpuBufferEnd, 10, Encode(local::GpuBufferEnd{1}));  // no such buffer
   ExpectAlive(rank);
 }
 
@@ -115,7 +115,7 @@ TEST_F(LocalDeviceTest, WhatTheCardRefusesIsToldInItsWords) {
   EXPECT_EQ(reply.code, Code::kIo);
   EXPECT_THAT(reply.message, HasSubstr("mlx5_0 refuses the dmabuf"));
   control_->Refuse(OkStatus());
-  EXPECT_EQ(Hand(rank, 2).code, Code::kOk);  // another may do
+  EXPECT_EQ(Hand(rank, 2).code, Code::kOk);  // other memory may work
 }
 
 TEST_F(LocalDeviceTest, NobodyWaitsForARegistration) {
@@ -124,7 +124,7 @@ TEST_F(LocalDeviceTest, NobodyWaitsForARegistration) {
   Send(rank, Type::kGpuBuffer, 2, Encode(local::GpuBuffer{1, kBytes}), memory_file_.get());
   ExpectAlive(rank);
   ASSERT_TRUE(control_->WaitForHeld());
-  // Chunks in memory that is not there yet are put from the arena.
+  // Chunks in memory that is not registered yet are put from the arena.
   Send(rank, Type::kSaveDirect, 3, Encode(local::SaveDirect{1, 1, UINT64_MAX, 0, 9}));
   ExpectAlive(rank);
   control_->HoldRegistrations(false);
@@ -158,7 +158,7 @@ TEST_F(LocalDeviceTest, ChunksOutsideOfTheMemoryEndTheSession) {
     const UniqueFd rank = ConnectRank();
     EXPECT_EQ(Hand(rank, 1).code, Code::kOk);
     Send(rank, Type::kSaveDirect, 2, Encode(local::SaveDirect{1, 1, kBytes - kChunk, 0, 1}));
-    Send(rank, Type::kSaveDirect, 3, Encode(local::SaveDirect{1, 2, UINT64_MAX, 0, 1}));  // of no memory
+    Send(rank, Type::kSaveDirect, 3, Encode(local::SaveDirect{1, 2, UINT64_MAX, 0, 1}));  // unknown buffer
     ExpectAlive(rank);
     Send(rank, Type::kSaveDirect, 4, Encode(direct));
     EXPECT_EQ(Receive(rank).type, Type{});

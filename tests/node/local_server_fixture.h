@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The daemon's side of the local protocol over a real socket and a real Engine of a job of one node; raw
-// frames from the other end. One thread: the client's bytes are there before the loop runs.
+// The daemon's side of the local protocol over a real socket and a real Engine of a job of one node. Tests
+// send raw frames from the other end. There is one thread: the client's bytes are sent before the loop runs.
 
 #ifndef ROPETEAM_TESTS_NODE_LOCAL_SERVER_FIXTURE_H_
 #define ROPETEAM_TESTS_NODE_LOCAL_SERVER_FIXTURE_H_
@@ -44,8 +44,8 @@ inline std::string FrameBytes(local::Type type, uint64_t request, const std::str
   return std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + payload;
 }
 
-// Without waiting: what the socket does not take is lost. `descriptor` goes along when it is not negative.
-// How many bytes were sent, or -1 with errno.
+// Does not wait: bytes that the socket does not take are lost. `descriptor` is sent along if it is not
+// negative. Returns the number of bytes sent, or -1 with errno.
 inline ssize_t SendBytes(int socket, std::string bytes, int descriptor = -1) {
   iovec part{bytes.data(), bytes.size()};
   msghdr message{};
@@ -88,7 +88,7 @@ class LocalServerTest : public ::testing::Test {
 
     LocalServer::Config server;
     server.socket_path = directory_ + "/private/s.sock";
-    server.arena_fd = STDIN_FILENO;  // any descriptor: what it is, is the client's to map
+    server.arena_fd = STDIN_FILENO;  // any descriptor: only a client maps it
     server.hello.job = "job";
     server.hello.node = "node-0";
     server.hello.chunk_bytes = kChunk;
@@ -135,7 +135,7 @@ class LocalServerTest : public ::testing::Test {
     EXPECT_EQ(connect(socket_fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
     return socket_fd;
   }
-  // `descriptor` goes along when it is not negative.
+  // `descriptor` is sent along if it is not negative.
   static void Send(const UniqueFd& client, Type type, uint64_t request, const std::string& payload,
                    int descriptor = -1) {
     const std::string bytes = FrameBytes(type, request, payload);
@@ -155,7 +155,7 @@ class LocalServerTest : public ::testing::Test {
     return Encode(hello);
   }
 
-  // The next frame, or type 0 at the end of the connection.
+  // Receives the next frame; type 0 at the end of the connection.
   Received Receive(const UniqueFd& client) {
     std::string bytes;
     const TimeUs give_up = EventLoop::Now() + kGiveUpUs;
@@ -186,7 +186,7 @@ class LocalServerTest : public ::testing::Test {
     EXPECT_TRUE(Decode(received.payload, reply));
     return reply;
   }
-  // One turn of the loop: what is readable is read, what falls due in the Engine is done.
+  // One turn of the loop: reads what is readable, and runs the Engine's due timers.
   void Turn() {
     loop_.SetTimer(EventLoop::Now() + 1000, [this] { loop_.Stop(); });
     loop_.Run();
@@ -196,7 +196,7 @@ class LocalServerTest : public ::testing::Test {
   }
 
   DeviceBuffers* device_buffers_ = nullptr;                                  // before SetUp()
-  std::vector<std::pair<uint32_t, LocalServer::StorageListDone>> listings_;  // that were asked for
+  std::vector<std::pair<uint32_t, LocalServer::StorageListDone>> listings_;  // requested so far
   std::string directory_;
   EventLoop loop_;
   std::vector<std::byte> memory_;

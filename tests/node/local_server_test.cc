@@ -54,7 +54,7 @@ TEST_F(LocalServerTest, AnotherProtocolVersionIsRefusedWithBothNamed) {
   EXPECT_EQ(Receive(client).type, Type{}) << "and the connection ends";
 }
 
-// Its rank runs on when the daemon is replaced.
+// A rank keeps running when its daemon is replaced by a newer one.
 TEST_F(LocalServerTest, AnOlderLibraryIsAnsweredInItsVersion) {
   const UniqueFd client = Connect();
   local::Hello hello;
@@ -130,7 +130,7 @@ TEST_F(LocalServerTest, BadValuesAreAnsweredInWords) {
   EXPECT_THAT(reply.message, HasSubstr("level 9"));
 }
 
-// Messages that decode, with values from the edges: the Engine must take any of them from a rank.
+// Valid messages with extreme values: the Engine must accept any of them from a rank without harm.
 TEST_F(LocalServerTest, AbsurdValuesHarmNobody) {
   std::mt19937_64 random(20);
   const auto edge = [&]() -> uint64_t {
@@ -146,7 +146,7 @@ TEST_F(LocalServerTest, AbsurdValuesHarmNobody) {
     Send(rank, Type::kHello, 1, RankHello());
     ASSERT_EQ(Receive(rank).type, Type::kHelloReply);
     for (uint64_t request = 2; request < 40; ++request) {
-      // Saves are numbered from 1, views too: small numbers hit what is open.
+      // Saves and views are numbered from 1, so small numbers hit open ones.
       const uint64_t id = random() % 2 == 0 ? random() % (static_cast<uint64_t>(round) * 8 + 2) : edge();
       switch (random() % 13) {
         case 0:
@@ -287,7 +287,7 @@ TEST(LocalSocket, AStaleSocketIsReplacedAndAFileIsNot) {
   char path[] = "/tmp/ropeteam-test-XXXXXX";
   ASSERT_NE(mkdtemp(path), nullptr);
   const std::string socket_path = std::string(path) + "/s.sock";
-  { ASSERT_TRUE(ListenLocal(socket_path).ok()); }  // closed, the file stays: as after kill -9
+  { ASSERT_TRUE(ListenLocal(socket_path).ok()); }  // closed, but the file stays, as after kill -9
   EXPECT_EQ(access(socket_path.c_str(), F_OK), 0);
   { EXPECT_TRUE(ListenLocal(socket_path).ok()); }
   unlink(socket_path.c_str());

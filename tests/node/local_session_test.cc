@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Frames over a real socket pair and a real event loop. The loop runs in the test's own thread until the
-// condition asked for has come, so nothing here sleeps.
+// Frames over a real socket pair and a real event loop. The loop runs in the test's thread until the
+// condition holds, so nothing here sleeps.
 
 #include "node/local_session.h"
 
@@ -68,7 +68,7 @@ class LocalSessionTest : public ::testing::Test {
     ASSERT_EQ(send(client_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(bytes.size()));
   }
-  // With descriptors beside the first byte.
+  // Sends the descriptors with the first byte.
   void WriteWith(const std::string& bytes, const std::vector<int>& descriptors) {
     iovec part{const_cast<char*>(bytes.data()), bytes.size()};
     std::vector<char> control(CMSG_SPACE(descriptors.size() * sizeof(int)));
@@ -110,7 +110,7 @@ TEST_F(LocalSessionTest, AFrameArrivesWholeHoweverItIsCut) {
   const std::string bytes = Frame(Type::kHello, 7, "hello there") + Frame(Type::kLatest, 8, "");
   for (const char byte : bytes) {
     Write(std::string(1, byte));
-    // One turn of the loop: what was written is read before the next byte.
+    // One turn of the loop reads this byte before the next one is written.
     loop_.Post([this] { loop_.Stop(); });
     loop_.Run();
     loop_.Post([this] { loop_.Post([this] { loop_.Stop(); }); });
@@ -124,7 +124,7 @@ TEST_F(LocalSessionTest, AFrameArrivesWholeHoweverItIsCut) {
   EXPECT_EQ(closed_, 0);
 }
 
-// Files that can be told apart, and what came of each.
+// Files of different sizes, so that a received descriptor can be identified.
 class Files {
  public:
   explicit Files(size_t count) {
@@ -162,7 +162,7 @@ TEST_F(LocalSessionTest, EachFrameFindsTheDescriptorThatCameWithIt) {
   Write(Frame(Type::kLatest, 1, "") + Frame(Type::kLatest, 2, "").substr(0, 10));
   Write(Frame(Type::kLatest, 2, "").substr(10));
   WriteWith(Frame(Type::kGpuBuffer, 3, "x"), {files[0]});
-  // The beginning of a frame brings the descriptor, long before the frame can be handled.
+  // The descriptor arrives with the first byte of a frame, long before the frame can be handled.
   const std::string late = Frame(Type::kGpuBuffer, 4, "yyyy");
   WriteWith(late.substr(0, 1), {files[1]});
   RunUntil([this] { return frames_.size() == 3; });
@@ -183,7 +183,7 @@ TEST_F(LocalSessionTest, ADescriptorThatNoFrameTakesEndsTheSessionAndIsClosed) {
   RunUntil([this] { return closed_ == 1; });
   EXPECT_THAT(reason_, HasSubstr("descriptor"));
   EXPECT_EQ(frames_.size(), 1u);
-  EXPECT_LE(OpenDescriptors(), before);  // fewer by the session's own
+  EXPECT_LE(OpenDescriptors(), before);  // fewer, because the session closed its own
 }
 
 TEST_F(LocalSessionTest, DescriptorsWithFramesThatTakeNoneDoNotPileUp) {
@@ -208,7 +208,7 @@ TEST_F(LocalSessionTest, DescriptorsBehindTheEndAreClosed) {
   const Files files(1);
   const size_t before = OpenDescriptors();
   on_frame_ = [this](const FrameHeader&) {
-    // So much that it cannot all be written at once: the session lingers.
+    // Too much to be written at once, so the session lingers.
     for (int i = 0; i < 4; ++i) session_->Send(Type::kReply, 1, std::string(local::kFrameBytesMax, 'x'));
     session_->CloseAfterSend("enough");
   };
@@ -332,8 +332,8 @@ TEST_F(LocalSessionTest, ItMayBeClosedFromWithinItsOwnFrame) {
   EXPECT_EQ(frames_.size(), 1u);
 }
 
-// The rank is dead, but a child that it forked holds the socket open: only the process itself can be seen to
-// end.
+// The rank is dead, but its forked child holds the socket open. Only the end of the process itself can be
+// noticed.
 TEST(LocalSessionProcess, ItsEndIsSeenThoughAForkedChildHoldsTheSocket) {
   EventLoop loop;
   ASSERT_TRUE(loop.Init().ok());

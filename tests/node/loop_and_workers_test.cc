@@ -63,7 +63,7 @@ TEST(EventLoop, AnEventForARemovedDescriptorReachesNobody) {
   ASSERT_EQ(write(first[1], "x", 1), 1);
   ASSERT_EQ(write(second[1], "x", 1), 1);
   int calls = 0;
-  // Both are readable in one wait: whoever comes first removes the other.
+  // Both are readable in one wait; the first callback removes both.
   const auto remove_both = [&](uint32_t) {
     ++calls;
     loop.Remove(first[0]);

@@ -35,7 +35,7 @@ TEST(NodeStats, DetectionBeginsWithTheFirstSignAndEndsWithTheView) {
 TEST(NodeStats, LevelsAreMeasuredFromSaveBeginOnThisNode) {
   NodeStats stats;
   stats.OnLevel({{1, 7, 0}, Level::kReplicated, 100, 20'000});
-  stats.OnLevel({{1, 7, 1}, Level::kReplicated, 100, 0});  // begun elsewhere, or before a restart
+  stats.OnLevel({{1, 7, 1}, Level::kReplicated, 100, 0});  // begun on another node, or before a restart
   stats.OnLevel({{1, 7, LevelEvent::kNoRank}, Level::kCommitted, 0, 0});
   const Histogram& replicated = stats.levels()[static_cast<size_t>(Level::kReplicated)];
   EXPECT_EQ(replicated.count(), 1u);

@@ -178,7 +178,7 @@ TEST(Options, WhatWasGivenIsKnownFromWhatIsDefault) {
   const Options given =
       Parse({"--job=j", "--ordinal=1", coordinator, "--nodes=3", "--replicas=2", "--keep-steps=2"}).options;
   EXPECT_EQ(given.named, (NamedSettings{.replicas = true, .keep_steps = true, .nodes = true}));
-  // The job may have more nodes than the default.
+  // Without --nodes, the job may have more nodes than the default.
   const Options joining = Parse({"--job=j", "--ordinal=1", coordinator, "--replicas=2"}).options;
   EXPECT_EQ(joining.replicas, 2u);
   EXPECT_EQ(joining.named, NamedSettings{.replicas = true});

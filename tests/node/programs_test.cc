@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The programs themselves: ropeteamd and ropeteam as real processes, started, signalled and killed.
+// ropeteamd and ropeteam as real processes, which are started, signalled and killed.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ using Json = nlohmann::json;
 constexpr std::chrono::seconds kGiveUp(60);
 constexpr std::chrono::milliseconds kPoll(5);
 
-// A child process whose stdout and stderr go to files. Killed when it goes out of scope.
+// A child process that writes stdout and stderr to files. Killed when it goes out of scope.
 class Process {
  public:
   Process(std::vector<std::string> arguments, const std::string& output) : output_(output) {
@@ -111,7 +111,7 @@ class Programs : public ::testing::Test {
   void TearDown() override { std::filesystem::remove_all(directory_); }
 
   std::vector<std::string> Options() const {
-    // Without the scrub: a test that flips a byte says who finds it.
+    // Without the scrub: tests that flip a byte choose what finds it.
     return {"--job=t",        "--memory=24M", "--chunk-size=1M", "--arena-path=" + directory_,
             "--scrub-rate=0", "--socket=" + socket_};
   }
@@ -143,7 +143,7 @@ class Programs : public ::testing::Test {
     all.push_back("--socket=" + socket_);
     return Start(all);
   }
-  // This node's daemon as it tells of itself; null while there is none.
+  // This node's daemon as `status --json` reports it; null: no daemon.
   Json Daemon() {
     const auto ask = Ask({"status", "--local", "--json"});
     if (ask->Wait() != 0) return nullptr;
@@ -166,7 +166,7 @@ class Programs : public ::testing::Test {
     return ntohs(address.sin_port);
   }
   std::string ArenaPath() const { return directory_ + "/ropeteam-t-node-0.arena"; }
-  // One rank of a world of one saves `bytes` bytes.
+  // One rank of a world of one rank saves `bytes` bytes.
   void Save(uint64_t step, size_t bytes) const {
     ropeteam_open_options_t options{};
     options.size = sizeof(options);
@@ -188,7 +188,7 @@ class Programs : public ::testing::Test {
     ropeteam_save_close(save);
     ropeteam_close(handle);
   }
-  // Flips one byte of the first 'R' … run found behind `skip` bytes of the arena's file.
+  // Flips one byte of the first run of 4096 'R' in the arena's file.
   void FlipByte() const {
     std::fstream file(ArenaPath(), std::ios::in | std::ios::out | std::ios::binary);
     std::string bytes(24 << 20, '\0');

@@ -12,9 +12,9 @@
 namespace ropeteam {
 namespace {
 
-constexpr uint64_t kLength = 200'000;  // some pieces, and a part of one
+constexpr uint64_t kLength = 200'000;  // several pieces and a part of one
 constexpr uint64_t kThere = 1 << 18;   // where the ciphertext goes
-constexpr uint64_t kBack = 1 << 19;    // and the plaintext from it
+constexpr uint64_t kBack = 1 << 19;    // where it is decrypted to
 
 JobKey KeyOf(unsigned char first) {
   JobKey key;
@@ -47,8 +47,8 @@ class ReplicaCipherTest : public ::testing::Test {
   EncryptedChunk chunk_;
 };
 
-// The derivation is a format: what one build has encrypted the next must read. Computed by other code (Python's hmac and
-// cryptography) from the header's text.
+// The derivation is a format: every build must read what another one has encrypted. The values were computed
+// by other code (Python's hmac and cryptography) from the header's text.
 TEST_F(ReplicaCipherTest, KeysNonceAndTagAreThoseOfTheHeadersText) {
   ASSERT_TRUE(cipher_.CarryOut(memory_.data(), encrypt_, &chunk_));
   uint64_t first = 0;
@@ -96,7 +96,7 @@ TEST_F(ReplicaCipherTest, OtherBytesTagShardChunkSaltJobOrKeyAreNotDecrypted) {
   EXPECT_TRUE(refused(other, cipher_));
   EXPECT_TRUE(refused(good, ReplicaCipher({KeyOf(0)}, "other")));
   EXPECT_TRUE(refused(good, ReplicaCipher({KeyOf(1)}, "llama")));
-  // While a key is being replaced both are believed, in whatever order.
+  // While a key is being replaced both are accepted, in any order.
   EXPECT_FALSE(refused(good, ReplicaCipher({KeyOf(1), KeyOf(0)}, "llama")));
   EXPECT_FALSE(refused(good, ReplicaCipher({KeyOf(0), KeyOf(1)}, "llama")));
 }

@@ -25,8 +25,8 @@ constexpr uint64_t kChunks = 1200;
 
 int Nice() { return getpriority(PRIO_PROCESS, 0); }  // of this thread
 
-// Its calls of Stat() and List() do not return while the gate is closed, whatever their deadline and Stop(). It knows the
-// nice values of the threads that called it last.
+// Calls of Stat() and List() do not return while the gate is closed, whatever their deadline and Stop().
+// Records the nice values of the last threads that called it.
 class HangingSink final : public storage::ForwardingSink {
  public:
   using ForwardingSink::ForwardingSink;
@@ -91,7 +91,7 @@ class HangingSink final : public storage::ForwardingSink {
   std::atomic<int> nice_of_writer_{0}, nice_of_reader_{0};
 };
 
-// An arena, a directory, and workers between the two.
+// An arena, a directory, and workers between them.
 class StorageWorkersTest : public ::testing::Test {
  protected:
   struct Answer {
@@ -141,7 +141,7 @@ class StorageWorkersTest : public ::testing::Test {
   }
   Answer Do(StorageWork work) { return Begin(std::move(work)).get(); }
 
-  // A rank's shard at the beginning of the arena, as libropeteam packs it.
+  // Puts a rank's shard at the beginning of the arena, as libropeteam packs it.
   NameFiles Save(const std::vector<std::pair<std::string, uint64_t>>& objects) {
     std::mt19937 random(1);
     Manifest manifest;
@@ -187,8 +187,8 @@ class StorageWorkersTest : public ::testing::Test {
   std::unique_ptr<StorageWorkers> workers_;
 };
 
-// Small objects, whose checksums are read again, beside large ones, whose checksums are combined; files of their own;
-// gaps between objects; a rank's file of several parts.
+// Small objects, which are read again for their checksums; large objects, whose checksums are combined;
+// separate files; gaps between objects; a rank's file of several parts.
 TEST_F(StorageWorkersTest, AShardComesBackWithItsChunksChecksums) {
   ASSERT_NO_FATAL_FAILURE(Open());
   std::vector<std::pair<std::string, uint64_t>> objects = {
@@ -199,7 +199,7 @@ TEST_F(StorageWorkersTest, AShardComesBackWithItsChunksChecksums) {
   const auto chunks = static_cast<uint32_t>(shard.crcs.size());
   const std::vector<std::byte> saved(memory_.begin(), memory_.begin() + chunks * kChunkBytes);
 
-  // Into another place, which is not in one piece.
+  // Loads it into other chunks, in two extents.
   LoadChunks load;
   load.shard = shard.meta.id;
   load.stream_bytes = shard.meta.stream_bytes;
@@ -221,7 +221,7 @@ TEST_F(StorageWorkersTest, AShardComesBackWithItsChunksChecksums) {
               0)
         << i;
 
-  // Some chunks only; the others keep what they have.
+  // Loads only some chunks; the others stay unchanged.
   load.chunks = {0, 2, 3, 200, chunks - 1};
   std::fill(memory_.begin(), memory_.end(), std::byte{0xaa});
   const Answer some = Do(load);
@@ -236,7 +236,7 @@ TEST_F(StorageWorkersTest, AShardComesBackWithItsChunksChecksums) {
   }
 }
 
-// While saves go first, for as long as it likes.
+// Saves take precedence all the time.
 TEST_F(StorageWorkersTest, AShardIsWrittenThoughMoreUrgentWorkNeverEnds) {
   ASSERT_NO_FATAL_FAILURE(Open());
   workers_->SetUrgent(true);
@@ -265,7 +265,7 @@ TEST_F(StorageWorkersTest, TheManifestOfTheLargestJobComesBack) {
   EXPECT_EQ(Do(WriteManifest{other}).status.code(), Code::kAlreadyExists);
 }
 
-// Neither training's threads nor the daemon's wait for a processor behind a step that is being written.
+// Threads of the training and of the daemon must not wait for a processor because a step is being written.
 TEST_F(StorageWorkersTest, PartsAreWrittenAtTheLowestPriorityAndReadAtTheDaemons) {
   ASSERT_NO_FATAL_FAILURE(Open());
   const NameFiles shard = Save({{"a", 100000}});
@@ -336,7 +336,7 @@ TEST_F(StorageWorkersTest, AnEndDoesNotWaitForALockThatHangs) {
   sink_->LetThrough(UINT64_MAX);
 }
 
-// The second file's turn comes in a day.
+// At this rate the second file would be written a day later.
 TEST_F(StorageWorkersTest, AnEndDoesNotWaitForTheRate) {
   ASSERT_NO_FATAL_FAILURE(Open(/*bytes_per_s=*/1));
   std::future<Answer> answer = Begin(WriteShard{Save({{"a.pt", 100000}, {"b.pt", 100}}), {}});
@@ -346,7 +346,7 @@ TEST_F(StorageWorkersTest, AnEndDoesNotWaitForTheRate) {
 
 constexpr auto kWritten = StorageWatch::Parts::kWritten;
 
-// What waits in a queue is not told while the queue moves.
+// Queued work is not reported as stalled while its queue progresses.
 TEST(StorageWatchTest, WhatWaitsBehindOthersTakesTheirProgress) {
   constexpr std::chrono::seconds kAfter{10};
   StorageWatch watch(kAfter);
@@ -366,7 +366,7 @@ TEST(StorageWatchTest, WhatWaitsBehindOthersTakesTheirProgress) {
     watch.EndPart();
   });
   EXPECT_EQ(watch.Stalled(before + kAfter), Tags{});
-  // Another queue's progress does not count as theirs.
+  // Another queue's progress does not count for them.
   const auto written = Clock::now();
   StorageWatch::Work* const reads = watch.Add(4);
   on_thread([&] {
@@ -378,7 +378,7 @@ TEST(StorageWatchTest, WhatWaitsBehindOthersTakesTheirProgress) {
   });
   EXPECT_EQ(watch.Stalled(written + kAfter), (Tags{1, 2, 3}));
   EXPECT_EQ(watch.Stalled(before + kAfter), Tags{}) << "so they are told again";
-  // A part that a thread has taken does not move because others do.
+  // The progress of others does not count for a part that a thread has taken.
   on_thread([&] { watch.TakePart(waits, kWritten); });
   const auto after = Clock::now();
   on_thread([&] {
@@ -419,7 +419,7 @@ TEST_F(StorageWorkersTest, AWholeShardWithADamagedFileIsCorrupt) {
   }
 }
 
-// Without a rule of the daemon's own.
+// The daemon has no rule of its own.
 TEST_F(StorageWorkersTest, WhatRanksSayIsDeleted) {
   ASSERT_NO_FATAL_FAILURE(Open());
   NameFiles shard = Save({{"a", 1000}});
