@@ -4,8 +4,8 @@
 //   member_process ADDRESS NAME ORDINAL ID EXPECTED [embed]
 // ADDRESS is the coordinator's address or etcd's URL.
 // It prints one line per event: "listening" once started, "registered", "view EPOCH MEMBERS" and "members
-// MEMBERS", "refused CODE". After "refused stale" it rejoins with its id + 1. At the end of its input it prints
-// "cpu MICROSECONDS", the processor time since its first view, and ends in good order.
+// MEMBERS", "refused CODE". After "refused stale" it rejoins with its id + 1. At the end of its input it
+// prints "cpu MICROSECONDS", the processor time since its first view, and ends in good order.
 
 #include <sys/resource.h>
 #include <unistd.h>
