@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A fake daemon, a handle of rank 3 of 8 tied to it, and the few lines that every test of a save or a view
-// repeats.
+// A fake daemon, a handle of rank 3 of 8 connected to it, and helpers for tests of saves and views.
 
 #ifndef ROPETEAM_TESTS_API_API_FIXTURE_H_
 #define ROPETEAM_TESTS_API_API_FIXTURE_H_
@@ -23,12 +22,12 @@ namespace ropeteam::test {
 
 inline constexpr uint32_t kRank = 3;
 inline constexpr uint32_t kWorld = 8;
-// Far above what anything here takes: a test that meets it has failed
+// Far longer than any call here takes: a test that reaches it has failed.
 inline constexpr int64_t kTimeoutMs = 10000;
 
 #define EXPECT_OK(expression) EXPECT_EQ(expression, ROPETEAM_OK) << ropeteam_last_error()
 #define ASSERT_OK(expression) ASSERT_EQ(expression, ROPETEAM_OK) << ropeteam_last_error()
-// The status, and words in the error that a person needs.
+// Checks the status, and that the error contains these words.
 #define EXPECT_FAILS(expression, status, words)                      \
   do {                                                               \
     EXPECT_EQ(expression, status) << ropeteam_last_error();          \
@@ -70,7 +69,7 @@ class ApiTest : public ::testing::Test {
   explicit ApiTest(uint64_t chunk_bytes = 64 * 1024, uint64_t chunks = 64, uint64_t tail_bytes = 0)
       : daemon_(chunk_bytes, chunks, tail_bytes) {}
 
-  // Null when it fails; a test that needs it asserts.
+  // Null if it fails; tests assert where they need the handle.
   Handle Open(uint32_t rank = kRank) {
     const ropeteam_open_options_t options = OptionsFor(daemon_.socket(), rank);
     ropeteam_t* handle = nullptr;
@@ -97,7 +96,7 @@ class ApiTest : public ::testing::Test {
   void Put(ropeteam_save_t* save, const std::string& name, const std::string& bytes) {
     EXPECT_OK(ropeteam_save_put(save, name.c_str(), bytes.data(), bytes.size()));
   }
-  // Parts of host memory, which must stay.
+  // The pieces as parts of host memory. `pieces` must outlive the result.
   static std::vector<ropeteam_part_t> PartsOf(const std::vector<std::string>& pieces) {
     std::vector<ropeteam_part_t> parts;
     for (const std::string& piece : pieces) parts.push_back({piece.data(), piece.size(), nullptr, 0});
@@ -110,7 +109,7 @@ class ApiTest : public ::testing::Test {
     EXPECT_OK(ropeteam_view_read(view, name.c_str(), 0, bytes.data(), bytes.size(), kTimeoutMs));
     return bytes;
   }
-  // A committed step with one object "x" of these bytes.
+  // Saves and commits a step with one object "x" of these bytes.
   void SaveOne(ropeteam_t* handle, uint64_t step, const std::string& bytes) {
     const SaveHandle save = Begin(handle, step, bytes.size(), 1);
     Put(save.get(), "x", bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What of the arena's file a rank maps.
+// Which parts of the arena's file a rank maps.
 
 #include "api/client/arena.h"
 
@@ -30,7 +30,7 @@ local::HelloReply Geometry() {
   return hello;
 }
 
-// A file whose tables and chunks can be told apart.
+// A file in which every chunk has different bytes.
 UniqueFd ArenaFd(const local::HelloReply& hello) {
   UniqueFd fd(::memfd_create("arena-test", MFD_CLOEXEC));
   EXPECT_EQ(::ftruncate(fd.get(), static_cast<off_t>(hello.arena_bytes)), 0);

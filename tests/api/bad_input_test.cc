@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Callers' mistakes that need an open handle to be made: each a clear error, nothing changed. Those that need
-// none are in c_api_test.c.
+// Callers' mistakes that need an open handle: each gives a clear error and changes nothing. c_api_test.c has
+// those that need no handle.
 
 #include "tests/api/api_fixture.h"
 
@@ -39,7 +39,7 @@ TEST_F(BadInputTest, ReserveOfNothing) {
   void* pointer = nullptr;
   EXPECT_FAILS(ropeteam_save_reserve(save.get(), "a", 0, &pointer), ROPETEAM_INVALID_ARGUMENT, "0 bytes");
   EXPECT_FAILS(ropeteam_save_reserve(save.get(), "a", 1, nullptr), ROPETEAM_INVALID_ARGUMENT, "NULL");
-  // Neither has used the name up.
+  // The name is still free after both errors.
   EXPECT_OK(ropeteam_save_reserve(save.get(), "a", 1, &pointer));
 }
 
@@ -136,7 +136,7 @@ TEST_F(BadInputTest, StructsOfANewerCaller) {
 }
 
 TEST_F(BadInputTest, StructsOfAnOlderCallerAreTakenWithoutTheNewerFields) {
-  // Compiled before `agreement` was there: what lies behind its struct is not ours to read.
+  // The caller was compiled before `agreement` existed. Bytes beyond its struct must not be read.
   ropeteam_save_options_t options{offsetof(ropeteam_save_options_t, agreement), 0, 0, 77};
   ropeteam_save_t* save = nullptr;
   ASSERT_OK(ropeteam_save_begin(handle_.get(), 1, &options, &save));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The tie to the daemon: what is no daemon, a daemon that dies, is silent, comes back; fork.
+// The connection to the daemon: sockets without a daemon; a daemon that dies, is silent or returns; fork.
 
 #include <signal.h>
 #include <sys/socket.h>
@@ -65,7 +65,7 @@ TEST_F(ConnectionTest, AnswersThatComeInSingleBytesAreUnderstood) {
   EXPECT_EQ(ReadAll(view.get(), "x"), RandomBytes(300000, 1));
 }
 
-// ---- what is no daemon of ours
+// ---- not our daemon
 
 TEST_F(ConnectionTest, NoSocketIsUnavailable) {
   EXPECT_FAILS(TryOpen(daemon_.socket() + ".not"), ROPETEAM_UNAVAILABLE, "no daemon at the socket");
@@ -178,13 +178,13 @@ TEST_F(ConnectionTest, DeathInTheMiddleOfALongPutEndsIt) {
   SaveHandle save = Begin(handle.get(), 1, 60 * 65536, 1);
   daemon_.Configure([](FakeConfig& config) { config.die_at[local::Type::kSaveFilled] = 2; });
   const std::string bytes = RandomBytes(59 * 65536, 1);
-  // The daemon may die while the put is still copying or just behind it; the commit meets it at the latest.
+  // The daemon may die during the put or just after it. The commit notices it at the latest.
   ropeteam_status_t status = ropeteam_save_put(save.get(), "a", bytes.data(), bytes.size());
   if (status == ROPETEAM_OK) status = ropeteam_save_commit(save.get());
   EXPECT_EQ(status, ROPETEAM_UNAVAILABLE) << ropeteam_last_error();
   EXPECT_FAILS(ropeteam_save_put(save.get(), "b", "x", 1), ROPETEAM_UNAVAILABLE, "daemon");
   EXPECT_FAILS(ropeteam_save_commit(save.get()), ROPETEAM_UNAVAILABLE, "daemon");
-  // The next save goes to whoever is there now, with the same token.
+  // The next save connects to the new daemon, with the same token.
   const uint64_t token = daemon_.last_hello().token;
   save = Begin(handle.get(), 2, 100, 1);
   Put(save.get(), "a", "again");
@@ -283,7 +283,7 @@ TEST_F(ConnectionTest, ASilentDaemonIsWaitedForUntilTheDeadlineAndOneSecond) {
   EXPECT_FAILS(ropeteam_wait(handle.get(), 1, ROPETEAM_LOCAL, 100), ROPETEAM_DEADLINE_EXCEEDED, "no answer");
   EXPECT_GE(MsSince(begin), 100);
   EXPECT_LT(MsSince(begin), 5000);
-  // Late answers of that call do no harm to the next.
+  // Late answers to that call do not affect the next one.
   daemon_.Configure([](FakeConfig& config) { config.silent = false; });
   EXPECT_OK(ropeteam_wait(handle.get(), 1, ROPETEAM_LOCAL, kTimeoutMs));
 }
@@ -296,7 +296,7 @@ TEST_F(ConnectionTest, ADaemonThatIsSilentAtABeginIsLeft) {
   EXPECT_FAILS(ropeteam_save_begin(handle.get(), 1, &options, &save), ROPETEAM_UNAVAILABLE,
                "did not answer within 5000 ms");
   EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.disconnects == 1; }));
-  // From here on a begin finds the silence at the hello, and does not wait for so long.
+  // Now a begin gets no answer to its hello, which times out sooner.
   daemon_.Configure([](FakeConfig& config) { config.silent = true; });
   const auto begin = steady_clock::now();
   EXPECT_FAILS(ropeteam_save_begin(handle.get(), 1, &options, &save), ROPETEAM_UNAVAILABLE, "no answer");
@@ -356,19 +356,19 @@ TEST_F(ConnectionTest, AForkedChildIsRefusedAndDoesNotKeepTheConnection) {
     ropeteam_view_close(view.get());
     ropeteam_save_close(save.get());
     ropeteam_close(handle.get());
-    // Stays until the parent has seen its own connection end.
+    // Stays alive until the parent's connection has ended.
     while (::read(to_child[0], &byte, 1) < 0) {
     }
     ::_exit(good ? 0 : 1);
   }
   ::close(to_child[0]);
-  // What the child did has not touched the parent's save.
+  // The child has not affected the parent's save.
   Put(save.get(), "a", "parent");
   EXPECT_OK(ropeteam_save_commit(save.get()));
   save.reset();
   view.reset();
   handle.reset();
-  // Though the child lives, and has a copy of every descriptor that it did not close.
+  // The connection ends although the child lives and may have copies of descriptors.
   EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.disconnects == 1; }));
   ::close(to_child[1]);
   int status = 0;
@@ -377,8 +377,8 @@ TEST_F(ConnectionTest, AForkedChildIsRefusedAndDoesNotKeepTheConnection) {
   ExpectNoProblems();
 }
 
-// The rank is killed; what it forked lives on with copies of its descriptors. The daemon has to see the death
-// at once.
+// The rank has ended; its forked child lives on with copies of its descriptors. The daemon must notice the
+// end at once.
 TEST_F(ConnectionTest, AForkedChildDoesNotKeepTheConnectionOfADeadParent) {
   int to_grandchild[2];
   ASSERT_EQ(::pipe(to_grandchild), 0);
@@ -412,7 +412,7 @@ TEST_F(ConnectionTest, SigpipeIsNeverRaised) {
   const Handle handle = Open();
   const SaveHandle save = Begin(handle.get(), 1, 20 * 65536, 1);
   daemon_.Kill();
-  // Sends without looking first. A daemon that is gone holds no save: it is given up.
+  // Sends without checking first. A dead daemon holds no save, so the abort succeeds.
   EXPECT_OK(ropeteam_save_abort(save.get()));
   ::sigaction(SIGPIPE, &before, nullptr);
 }
@@ -421,7 +421,7 @@ TEST_F(ConnectionTest, NothingIsWrittenByADeadDaemonsGrant) {
   const Handle handle = Open();
   const SaveHandle save = Begin(handle.get(), 1, 20 * 65536, 3);
   daemon_.Kill();
-  // The next daemon may have given these chunks to somebody else.
+  // The next daemon may have granted these chunks to another save.
   daemon_.Start();
   const std::string bytes = RandomBytes(10 * 65536, 1);
   EXPECT_FAILS(ropeteam_save_put(save.get(), "a", bytes.data(), 100), ROPETEAM_UNAVAILABLE, "gone");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Puts that several threads copy: what lies in the arena, what the daemon is told and when, and the threads
-// themselves.
+// Puts that several threads copy: the bytes in the arena, what is reported to the daemon and when, and the
+// threads themselves.
 
 #include "api/client/copy_team.h"
 
@@ -51,7 +51,7 @@ std::vector<ropeteam_part_t> Cut(const std::string& bytes, const std::vector<uin
 class TeamTest : public ::testing::TestWithParam<uint32_t> {};
 INSTANTIATE_TEST_SUITE_P(Threads, TeamTest, ::testing::Values(2, 3, 4, client::kCopyThreadsMax));
 
-// Copies the parts to `target`, in windows of `window` bytes. The joined checksum.
+// Copies the parts to `target` in windows of `window` bytes. Returns the joined checksum.
 uint32_t CopyBy(CopyTeam* team, const std::vector<ropeteam_part_t>& parts, uint64_t bytes, std::byte* target,
                 uint64_t window, bool checksum) {
   CopyTeam::Turn turn(team, parts, bytes);
@@ -84,7 +84,7 @@ TEST_P(TeamTest, CopiesAndChecksumsEverySizeAndAlignment) {
         const uint64_t offset = i * 61;
         const uint64_t window = i % 2 == 0 ? UINT64_MAX : 100 * kKiB;
         const bool checksum = seed % 5 != 0;
-        // One byte more, which stays.
+        // One byte more, which must not change.
         std::vector<std::byte> target(offset + bytes + 1, std::byte{0x5a});
         const uint32_t crc =
             CopyBy(&team, Cut(source, cuts[i]), bytes, target.data() + offset, window, checksum);
@@ -108,7 +108,7 @@ TEST_P(TeamTest, ATurnThatEndsEarlyLeavesNobodyAtWork) {
       for (uint64_t at = 0; turn.HasRoom();) at += turn.HandOut(target.data() + at, UINT64_MAX, true);
       if (i % 2 == 0) turn.Take();
     }
-    // Nothing is written here any more: the sanitizers and this see it.
+    // After the turn nothing is written here any more. The check below and the sanitizers would notice it.
     const std::vector<std::byte> at_the_end = target;
     std::this_thread::yield();
     EXPECT_EQ(target, at_the_end);
@@ -147,7 +147,7 @@ class CopyTest : public ApiTest, public ::testing::WithParamInterface<uint32_t> 
     options.world_size = kWorld;
     options.incarnation_token = "run";
     options.timeout_ms = kTimeoutMs;
-    options.copy_threads = GetParam();  // also more than the C API takes where there are few processors
+    options.copy_threads = GetParam();  // may exceed the C API's limit for few processors
     return options;
   }
 
@@ -176,7 +176,7 @@ TEST_P(CopyTest, SizesAroundEveryBoundaryAndPartsOfOddSizes) {
       const std::string whole = RandomBytes(bytes, ++step);
       const std::string first = RandomBytes(step * 997 % kChunk, step);
       const auto save = BeginSave(step, first.size() + 2 * bytes, 3);
-      // So that the others begin anywhere in a chunk.
+      // Shifts the following objects to arbitrary positions in a chunk.
       ExpectOk(save->Put("first", Cut(first, {UINT64_MAX})));
       ExpectOk(save->Put("whole", Cut(whole, {UINT64_MAX})));
       const std::vector<ropeteam_part_t> pieces = Cut(whole, {64, 70001, 0, 8, 200003, 1});
@@ -207,7 +207,7 @@ TEST_P(CopyTest, ChunksOfReservedMemoryGetTheirChecksumAtTheCommit) {
   const auto save = BeginSave(1, 12 * kChunk, 2);
   const Result<void*> memory = save->Reserve("reserved", 1000);
   ASSERT_TRUE(memory.ok());
-  ExpectOk(save->Put("put", Cut(bytes, {UINT64_MAX})));  // its first chunk is the reserved object's, too
+  ExpectOk(save->Put("put", Cut(bytes, {UINT64_MAX})));  // its first chunk is shared with the reserved object
   std::memset(*memory, 'r', 1000);
   ExpectOk(save->Commit());
   EXPECT_EQ(daemon_.ObjectBytes(1, kRank, "put"), bytes);
@@ -220,12 +220,12 @@ TEST_P(CopyTest, ChunksAreAnnouncedInTheirOrder) {
   const auto save = BeginSave(1, bytes.size(), 1);
   ExpectOk(save->Put("big", Cut(bytes, {UINT64_MAX})));
   EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.filled_chunks == 20; }));
-  EXPECT_EQ(daemon_.counts().filled_frames, 5);  // a frame has neighbours only
+  EXPECT_EQ(daemon_.counts().filled_frames, 5);  // each frame has only consecutive chunks
   ExpectOk(save->Commit());
   ExpectNoProblems();
 }
 
-// Source memory with a page that holds up whoever reads it, until it is opened.
+// Source memory with one page that blocks its readers until it is opened.
 class HeldSource {
  public:
   HeldSource(const std::string& bytes, uint64_t held_at) : bytes_(bytes.size()) {
@@ -255,7 +255,7 @@ class HeldSource {
 
   static void OnFault(int, siginfo_t* info, void*) {
     const auto* address = static_cast<std::byte*>(info->si_addr);
-    if (address < page_ || address >= page_ + kPage) ::signal(SIGSEGV, SIG_DFL);  // a bug: die of it
+    if (address < page_ || address >= page_ + kPage) ::signal(SIGSEGV, SIG_DFL);  // a bug: crash
     reached_ = true;
     while (!opened_) ::sched_yield();
     ::mprotect(page_, kPage, PROT_READ);
@@ -281,10 +281,10 @@ TEST_P(CopyTest, WhenTheDaemonDiesAPutEndsAtOnceAndNobodyReadsTheSource) {
   daemon_.Kill();
   source->Open();
   putter.join();
-  source.reset();  // a helper that still read it would die
+  source.reset();  // a helper that still read it would crash
   EXPECT_EQ(status.code(), Code::kUnavailable) << status.ToString();
   EXPECT_EQ(save->Commit().code(), Code::kUnavailable);
-  // The daemon's successor may give the chunks to another: what is not begun is left alone.
+  // The next daemon may grant the chunks to another save, so no new chunk may be begun.
   EXPECT_GE(daemon_.ChunksUntouched(), kChunks - (kHeldChunk + 1 + 2 * GetParam()));
   daemon_.Start();
   const auto next = BeginSave(2, bytes.size(), 1);
@@ -364,7 +364,7 @@ TEST_P(CopyTest, AThousandSavesHaveTheSameHelpersWhichSleepBetween) {
   {
     const auto save = BeginSave(1, bytes.size(), 1);
     ExpectOk(save->Put("small", Cut(bytes.substr(1), {UINT64_MAX})));
-    EXPECT_EQ(Helpers().size(), 0u);  // not before they are needed
+    EXPECT_EQ(Helpers().size(), 0u);  // none before they are needed
   }
   for (Step step = 1; step <= 1000; ++step) {
     const auto save = BeginSave(step, bytes.size(), 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A test program that links count_allocations.cc has its operator new counted, also in the shared libraries
-// that import it.
+// In a test program that links count_allocations.cc, calls of operator new are counted, also those from
+// shared libraries that import it.
 
 #ifndef ROPETEAM_TESTS_API_COUNT_ALLOCATIONS_H_
 #define ROPETEAM_TESTS_API_COUNT_ALLOCATIONS_H_

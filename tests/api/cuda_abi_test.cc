@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Our own declarations of the CUDA driver's ABI against NVIDIA's header: numbers, types, and the names behind
-// its macros.
+// Compares our declarations of the CUDA driver's ABI with NVIDIA's header: numbers, types, and the names
+// behind its macros.
 
 #include <cuda.h>
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ static_assert(std::is_same_v<CuDevice, CUdevice>);
 static_assert(sizeof(CUresult) == sizeof(CuResult) && sizeof(CUpointer_attribute) == sizeof(int) &&
               sizeof(CUmemRangeHandleType) == sizeof(int));
 
-// What a signature looks like to the machine: handles are pointers, enums are ints.
+// A signature as the ABI sees it: handles are pointers, enums are ints.
 template <typename T>
 struct Machine {
   using Type = T;
@@ -93,7 +93,7 @@ SAME(mem_get_handle_for_address_range, cuMemGetHandleForAddressRange);
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 
-// The header's macros lead to these names: what we look up in the library.
+// We look up these names in the library. The header's macros must expand to the same names.
 TEST(CudaAbiTest, TheNamesThatAreLookedUpAreTheHeaders) {
   EXPECT_STREQ(TEXT(cuDevicePrimaryCtxRelease), "cuDevicePrimaryCtxRelease_v2");
   EXPECT_STREQ(TEXT(cuCtxPushCurrent), "cuCtxPushCurrent_v2");

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Device memory that the daemon reads by itself: what it is given, when, and what happens when it cannot. The
-// fake daemon maps the fake driver's dmabufs, and holds what it finds there against the checksums that come
-// later.
+// Device memory that the daemon reads itself: what it gets, when, and what happens if it cannot read it. The
+// fake daemon maps the fake driver's dmabufs and compares their bytes with the checksums that come later.
 
 #include <atomic>
 #include <thread>
@@ -19,7 +18,7 @@ class CudaDirectTest : public FakeCudaTest {
   CudaDirectTest() : FakeCudaTest(kChunk, 400) {
     daemon_.Configure([](FakeConfig& config) { config.dmabuf = true; });
   }
-  // One object "x" of these bytes, from `offset` of the memory on.
+  // Saves one object "x" with these bytes, from `offset` of the device memory.
   void SaveFrom(uint64_t step, const char* device, const std::string& bytes, uint64_t offset = 0) {
     const SaveHandle save = Begin(handle_.get(), step, bytes.size(), 2);
     ASSERT_NE(save, nullptr);
@@ -34,7 +33,8 @@ TEST_F(CudaDirectTest, WholeChunksOfAnObjectAreToldOfAndTheMemoryIsHandedOverOnc
   const std::string bytes = RandomBytes(10 * kChunk + 100, 1);
   char* device = Upload(bytes);
   SaveFrom(1, device, bytes);
-  // The object begins 64 bytes into the first chunk, so that chunk and the last are not its alone.
+  // The object begins 64 bytes into the first chunk, so it shares the first and the last chunk with other
+  // data.
   EXPECT_EQ(daemon_.counts().direct_chunks, 9);
   EXPECT_EQ(daemon_.counts().settles, 1);
   for (uint64_t step = 2; step < 8; ++step) SaveFrom(step, device, bytes, step * 1000 + 1);
@@ -52,7 +52,7 @@ TEST_F(CudaDirectTest, TheDaemonIsToldOnlyWhenTheCallersKernelHasWrittenTheBytes
   fake_cuda_write_later(stream, device, bytes.data(), length, gate);
   const SaveHandle save = Begin(handle_.get(), 1, length, 1);
   ASSERT_OK(ropeteam_save_put_cuda(save.get(), "x", device, length, stream));
-  SaveOne(Open(kRank + 1).get(), 1, "z");  // a round trip, behind which it would have been seen
+  SaveOne(Open(kRank + 1).get(), 1, "z");  // a round trip: an announcement would have arrived before it
   EXPECT_EQ(daemon_.counts().direct_chunks, 0);
   fake_cuda_open(gate);
   ASSERT_OK(ropeteam_save_commit(save.get()));
@@ -103,7 +103,7 @@ TEST_F(CudaDirectTest, MemoryThatNoSaveUsesAnyMoreIsRevoked) {
   for (uint64_t step = 3; step < 10; ++step) SaveFrom(step, device, bytes);
   EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.gpu_buffer_ends == 1; }));
   EXPECT_EQ(daemon_.counts().gpu_buffers, 2);
-  // And handed over again when it is used again.
+  // The memory is handed over again when it is used again.
   SaveFrom(20, old_memory, bytes);
   EXPECT_EQ(daemon_.counts().gpu_buffers, 3);
 }
@@ -117,8 +117,8 @@ TEST_F(CudaDirectTest, ARefusedBufferIsSavedThroughTheArena) {
   SaveFrom(1, device, bytes);
   SaveFrom(2, device, bytes);
   EXPECT_EQ(daemon_.counts().direct_chunks, 0);
-  EXPECT_EQ(daemon_.Received(local::Type::kGpuBuffer), 1);  // not asked again with every save
-  // Another allocation may fare better.
+  EXPECT_EQ(daemon_.Received(local::Type::kGpuBuffer), 1);  // not once per save
+  // Another allocation may work.
   daemon_.Configure([](FakeConfig& config) { config.refuse.clear(); });
   SaveFrom(3, Upload(bytes), bytes);
   EXPECT_EQ(daemon_.counts().direct_chunks, 5);

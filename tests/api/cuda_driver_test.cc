@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What only the fake driver can show: copies and the caller's work held back at will, calls that fail,
-// contexts that die, counted registrations.
+// What only the fake driver can show: copies and the caller's work held back on demand, failing calls,
+// destroyed contexts, counted registrations.
 
 #include <atomic>
 #include <thread>
@@ -17,14 +17,14 @@ constexpr int kOutOfMemory = 2;
 constexpr int kIllegalAddress = 700;
 constexpr int kContextIsDestroyed = 709;
 
-// Chunks of 1 MiB, four of which are one batch of copies; 80 of them are two slabs of the arena.
+// Chunks of 1 MiB. Four chunks are one batch of copies; 80 chunks are two slabs of the arena.
 class CudaDriverTest : public FakeCudaTest {
  protected:
   CudaDriverTest() : FakeCudaTest(kMiB, 80) {}
 
   void TearDown() override {
     FakeCudaTest::TearDown();
-    // Nothing of ours stays in the driver.
+    // The library leaves nothing in the driver.
     EXPECT_EQ(fake_cuda_count(FAKE_CUDA_STREAMS), 0u);
     EXPECT_EQ(fake_cuda_count(FAKE_CUDA_EVENTS), 0u);
     EXPECT_EQ(fake_cuda_count(FAKE_CUDA_REGISTERED), 0u);
@@ -38,7 +38,7 @@ class CudaDriverTest : public FakeCudaTest {
   bool WaitForFilled(int chunks) {
     return daemon_.WaitFor([&](const FakeCounts& counts) { return counts.filled_chunks >= chunks; });
   }
-  // A save of this object that is as it should be.
+  // Saves this object and checks the bytes.
   void ExpectSaves(uint64_t step, const char* device, const std::string& bytes) {
     const SaveHandle save = Begin(handle_.get(), step, bytes.size(), 1);
     ASSERT_NE(save, nullptr);
@@ -60,7 +60,7 @@ TEST_F(CudaDriverTest, AChunkIsToldOfOnlyBehindItsCopy) {
   const SaveHandle save = Begin(handle_.get(), 1, bytes.size(), 1);
   fake_cuda_hold_copies(1);
   ASSERT_OK(PutCuda(save, "x", device, bytes.size()));
-  // The fake daemon holds every checksum against the bytes in the arena at the moment it is told.
+  // When a checksum arrives, the fake daemon compares it with the bytes in the arena.
   for (int batch = 1; batch <= 3; ++batch) {
     ASSERT_TRUE(fake_cuda_wait_for(FAKE_CUDA_COPIES_HELD, static_cast<uint64_t>(batch)));
     EXPECT_EQ(daemon_.counts().filled_chunks, before + 4 * (batch - 1));
@@ -81,13 +81,13 @@ TEST_F(CudaDriverTest, ThePutReturnsAndTheCommitWaitsWhileTheCallersKernelRuns) 
   fake_cuda_write_later(stream, device, bytes.data(), length, gate);
   const SaveHandle save = Begin(handle_.get(), 1, length, 1);
   ASSERT_OK(PutCuda(save, "x", device, length, stream));
-  // Changed after the put, so not what is saved.
+  // Changed after the put, so the change is not saved.
   std::atomic<bool> committed = false;
   std::thread committer([&] {
     EXPECT_OK(ropeteam_save_commit(save.get()));
     committed = true;
   });
-  // Another handle's save is not held up by it.
+  // It does not delay the save of another handle.
   const Handle other = Open(kRank + 1);
   const SaveHandle quick = Begin(other.get(), 1, kMiB, 1);
   ASSERT_OK(PutCuda(quick, "y", Upload("yy"), 2));
@@ -127,7 +127,7 @@ TEST_F(CudaDriverTest, AnAbortWaitsForTheCopiesThatTheDeviceHas) {
   ASSERT_OK(PutCuda(save, "x", device, 30 * kMiB));
   ASSERT_TRUE(fake_cuda_wait_for(FAKE_CUDA_COPIES_HELD, 1));
   std::thread aborter([&] { EXPECT_OK(ropeteam_save_abort(save.get())); });
-  // A round trip to the daemon, behind which an abort that did not wait would have been seen.
+  // A round trip to the daemon: an abort that did not wait would have arrived before it.
   SaveOne(Open(kRank + 1).get(), 1, "z");
   EXPECT_EQ(daemon_.Received(local::Type::kSaveAbort), 0);
   fake_cuda_hold_copies(0);
@@ -146,7 +146,7 @@ TEST_F(CudaDriverTest, AnAbortDoesNotWaitForTheCallersStream) {
     ASSERT_OK(PutCuda(save, "y", device, 4 * kMiB, stream));
     ASSERT_OK(ropeteam_save_abort(save.get()));
   }
-  // Nor does one save's stream keep another from ending, though both are in one queue.
+  // Nor does the stream of one save delay the end of another, although both are in one queue.
   const SaveHandle first = Begin(handle_.get(), 2, 4 * kMiB, 1);
   ASSERT_OK(PutCuda(first, "x", device, 4 * kMiB, stream));
   {
@@ -171,8 +171,8 @@ TEST_F(CudaDriverTest, TheArenaIsPageLockedOnceAndBehindTheSaves) {
   ASSERT_TRUE(fake_cuda_wait_for(FAKE_CUDA_REGISTERED, 2));
   for (uint64_t step = 2; step < 12; ++step) ExpectSaves(step, device, bytes);
   EXPECT_EQ(fake_cuda_count(FAKE_CUDA_COPIES_PAGEABLE), 4u);
-  EXPECT_EQ(fake_cuda_count(FAKE_CUDA_REGISTER_CALLS), 2u);  // 80 MiB in slabs of 64
-  // Another device's copies find it page-locked too.
+  EXPECT_EQ(fake_cuda_count(FAKE_CUDA_REGISTER_CALLS), 2u);  // 80 MiB in slabs of 64 MiB
+  // It is page-locked for another device's copies, too.
   ExpectSaves(12, Upload(bytes, 1), bytes);
   EXPECT_EQ(fake_cuda_count(FAKE_CUDA_REGISTER_CALLS), 2u);
   EXPECT_EQ(fake_cuda_count(FAKE_CUDA_COPIES_PAGEABLE), 4u);
@@ -184,7 +184,7 @@ TEST_F(CudaDriverTest, SavesGoOnWhereTheArenaCannotBePageLocked) {
   char* device = Upload(bytes);
   ExpectSaves(1, device, bytes);
   ExpectSaves(2, device, bytes);
-  EXPECT_EQ(fake_cuda_count(FAKE_CUDA_REGISTER_CALLS), 1u);  // one refusal is enough
+  EXPECT_EQ(fake_cuda_count(FAKE_CUDA_REGISTER_CALLS), 1u);  // not tried again after a refusal
 }
 
 TEST_F(CudaDriverTest, ACopyThatTheDriverRefusesEndsItsSaveAndNoOther) {
@@ -197,7 +197,7 @@ TEST_F(CudaDriverTest, ACopyThatTheDriverRefusesEndsItsSaveAndNoOther) {
     fake_cuda_fail(call, 1, kIllegalAddress, 0);
     EXPECT_FAILS(ropeteam_save_put(save.get(), "x", device, bytes.size()), ROPETEAM_IO,
                  "CUDA_ERROR_ILLEGAL_ADDRESS (700)");
-    // Ended, as the header says: every later call has the same answer.
+    // The save has ended: every later call returns the same error.
     EXPECT_FAILS(ropeteam_save_put(save.get(), "h", "h", 1), ROPETEAM_IO, "(700)");
     EXPECT_FAILS(ropeteam_save_abort(save.get()), ROPETEAM_IO, "(700)");
     ExpectSaves(step + 1000, device, bytes);
@@ -221,7 +221,7 @@ TEST_F(CudaDriverTest, ACopyThatFailsBehindThePutIsFoundAtTheNextCallOrTheCommit
     fake_cuda_fail("copy", 1, kIllegalAddress, 0);
     ASSERT_OK(PutCuda(save, "x", device, bytes.size(), stream));
     ASSERT_TRUE(daemon_.WaitFor([&](const FakeCounts&) {
-      // Nothing is announced of it; the next put meets the failure sooner or later, and then for good.
+      // The failure is not announced. A later put returns it, and so do all puts after that.
       const ropeteam_status_t status = ropeteam_save_put(save.get(), "h", "h", 1);
       return status == ROPETEAM_IO;
     }));
@@ -325,7 +325,7 @@ TEST_F(CudaDriverTest, ADaemonsDeathEndsTheCopies) {
   daemon_.Kill();
   fake_cuda_open(gate);
   EXPECT_EQ(ropeteam_save_commit(save.get()), ROPETEAM_UNAVAILABLE) << ropeteam_last_error();
-  // Not one copy went into chunks that may be somebody else's by now.
+  // No copy was made into chunks that may belong to another save by now.
   EXPECT_EQ(fake_cuda_count(FAKE_CUDA_COPIES_OUT), 0u);
   daemon_.Start();
   fake_cuda_stream_destroy(stream);
@@ -389,7 +389,7 @@ TEST_F(CudaDriverTest, ThreadsSaveAtOnceFromOneDevice) {
         const SaveHandle save = Begin(handle_.get(), step, bytes.size(), 2);
         ASSERT_NE(save, nullptr);
         EXPECT_OK(PutCuda(save, "x", device, bytes.size()));
-        if (step % 2 == 0) continue;  // closed, and with that aborted
+        if (step % 2 == 0) continue;  // closed, and so aborted
         EXPECT_OK(ropeteam_save_put(save.get(), "y", device + 1, 5));
         EXPECT_OK(ropeteam_save_commit(save.get()));
         EXPECT_EQ(daemon_.ObjectBytes(step, kRank, "x"), bytes);

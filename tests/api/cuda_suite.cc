@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Saves from and reads into device memory, on whatever GPU the program's rig has: what has to hold on the
-// fake driver and on a real one.
+// Saves from and reads into device memory on the GPU of the program's rig: what must hold on the fake driver
+// and on a real one.
 
 #include "tests/api/api_fixture.h"
 #include "tests/api/cuda_rig.h"
@@ -221,7 +221,7 @@ TEST_F(CudaSuite, APlainPutComesBehindTheDefaultStreamsWork) {
   SaveHandle save = Begin(handle_.get(), 1, length, 1);
   rig_->FillLater(stream, device, 'b', length);
   EXPECT_OK(ropeteam_save_put(save.get(), "x", device, length));
-  // The source is the caller's again, before the commit.
+  // The caller may change the source after the put, before the commit.
   rig_->FillLater(stream, device, 'c', length);
   rig_->Synchronize(stream);
   ASSERT_OK(ropeteam_save_commit(save.get()));
@@ -238,7 +238,7 @@ TEST_F(CudaSuite, AllDevicesIntoOneSave) {
     PutCuda(save.get(), "gpu" + std::to_string(device), Upload(bytes, device), bytes.size(), stream);
     rig_->DestroyStream(stream);
   }
-  // Ordered by another device's stream than the memory's own.
+  // On a stream of another device than the memory's.
   void* other = rig_->MakeStream(devices - 1, true);
   PutCuda(save.get(), "crossed", Upload("crossed", 0), 7, other);
   rig_->DestroyStream(other);

@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-// Everything here is looked up by name.
+// All exports are looked up by name.
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
 namespace {
@@ -52,17 +52,17 @@ struct Stream {
   std::deque<std::function<void(std::unique_lock<std::mutex>&)>> work;
   uint64_t given = 0;
   uint64_t done = 0;
-  int error = kSuccess;  // sticky, as the real one's
+  int error = kSuccess;  // sticky, as in the real driver
   bool stop = false;
   std::thread thread;
 };
 
 struct Memory {
-  char* address;  // what callers have
-  char* bytes;    // where the bytes can be touched
+  char* address;  // what callers get
+  char* bytes;    // the mapping with access to the bytes
   uint64_t length;
   int fd;
-  Context* context;  // null: of no one context
+  Context* context;  // null: of no particular context
   int device;
   fake_cuda_kind kind;
   uint64_t id;
@@ -77,7 +77,7 @@ struct Failure {
 struct State {
   std::mutex mutex;
   std::condition_variable changed;
-  std::vector<std::unique_ptr<Context>> contexts;  // never freed: handles of dead ones are looked at
+  std::vector<std::unique_ptr<Context>> contexts;  // never freed: handles of destroyed ones may be used
   Context* primary[FAKE_CUDA_DEVICES];
   std::map<uintptr_t, Memory> memory;        // by address
   std::map<uintptr_t, uint64_t> registered;  // begin → bytes
@@ -116,7 +116,7 @@ void Count(fake_cuda_counter counter, int64_t by = 1) {
   S().changed.notify_all();
 }
 
-// What a call of this name has to return instead of working; kSuccess: nothing.
+// The injected result of this call; kSuccess: none.
 int Injected(const char* function) {
   const auto found = S().failures.find(function);
   if (found == S().failures.end() || found->second.result == 0) return kSuccess;
@@ -175,7 +175,7 @@ Stream* NewStream(Context* context, bool blocking) {
   return stream;
 }
 
-// A handle, or one of the names that stand for a default stream; null: no such stream.
+// `handle` may also be one of the names of a default stream. Null: no such stream.
 Stream* FindStream(void* handle) {
   const auto number = reinterpret_cast<uintptr_t>(handle);
   if (number > 2) {
@@ -189,7 +189,7 @@ Stream* FindStream(void* handle) {
 }
 
 void Give(Stream* stream, std::function<void(Lock&)> work) {
-  // The legacy default stream comes after all that blocking streams of its context have been given.
+  // Work of the legacy default stream runs after all earlier work of the blocking streams of its context.
   if (S().legacy[stream->context] == stream) {
     std::vector<std::pair<Stream*, uint64_t>> before;
     for (const auto& [other, owner] : S().streams) {
@@ -226,7 +226,7 @@ void DestroyStream(Stream* stream, Lock& lock) {
   S().streams.erase(stream);
 }
 
-// 1: all of it is page-locked, 0: none, -1: partly, which the driver refuses.
+// 1: the whole range is page-locked, 0: none of it, -1: a part, which the driver refuses.
 int Lockedness(uintptr_t begin, uint64_t bytes) {
   int touched = 0;
   for (const auto& [start, length] : S().registered) {
@@ -262,7 +262,7 @@ int Copy(uintptr_t device, uintptr_t host, uint64_t bytes, void* handle, bool ou
     if (stream->error == kSuccess) {
       char* touchable = Touchable(now, device);
       auto* other = reinterpret_cast<char*>(host);
-      // Not under the lock, as a device would: whoever uses the bytes too early is to be seen by a sanitizer.
+      // Without the lock, as a device copies: so a sanitizer sees a use of the bytes that is too early.
       running.unlock();
       std::memcpy(out ? other : touchable, out ? touchable : other, bytes);
       running.lock();
@@ -270,7 +270,7 @@ int Copy(uintptr_t device, uintptr_t host, uint64_t bytes, void* handle, bool ou
     if (lockedness == 0) Count(FAKE_CUDA_COPIES_PAGEABLE);
     Count(out ? FAKE_CUDA_COPIES_OUT : FAKE_CUDA_COPIES_IN);
   });
-  if (lockedness == 0) Drain(stream, lock);  // pageable memory is copied before the call returns
+  if (lockedness == 0) Drain(stream, lock);  // pageable memory is copied before the return
   return kSuccess;
 }
 
@@ -351,7 +351,7 @@ EXPORTED int cuPointerGetAttributes(unsigned count, int* attributes, void** data
         return kInvalidValue;
     }
   }
-  // Memory of a context that is gone is known no more, except that some calls still name it.
+  // Memory of a destroyed context is unknown, but some calls still report it.
   if (memory != nullptr && memory->context != nullptr && memory->context->dead) return kContextIsDestroyed;
   return kSuccess;
 }
@@ -507,8 +507,8 @@ EXPORTED int cuMemGetHandleForAddressRange(void* handle, unsigned long long begi
   const Lock lock(S().mutex);
   if (const int result = Enter("cuMemGetHandleForAddressRange"); result != kSuccess) return result;
   const Memory* memory = FindMemory(begin, bytes);
-  // A memfd cannot begin in the middle of another: only whole allocations are given out, which is all that is
-  // asked for.
+  // A memfd cannot begin in the middle of another one. So only whole allocations are exported; the library
+  // asks for no others.
   if (type != 1 || memory == nullptr || begin != reinterpret_cast<uintptr_t>(memory->address) ||
       bytes % kPage != 0) {
     return kInvalidValue;
@@ -599,7 +599,7 @@ EXPORTED void fake_cuda_primary_reset(int device) {
   const Lock lock(S().mutex);
   S().primary[device]->dead = true;
   S().primary[device] = S().NewContext(device);
-  // What it had page-locked goes with it.
+  // Its page-locked ranges are released with it.
   S().counts[FAKE_CUDA_REGISTERED] -= S().registered.size();
   S().registered.clear();
   S().changed.notify_all();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the tests that need the fake driver share: a handle that is open beside it, and memory of its devices.
+// Shared by the tests on the fake driver: an open handle, and memory of the fake devices.
 
 #ifndef ROPETEAM_TESTS_API_FAKE_CUDA_FIXTURE_H_
 #define ROPETEAM_TESTS_API_FAKE_CUDA_FIXTURE_H_
@@ -21,7 +21,7 @@ class FakeCudaTest : public ApiTest {
 
   void SetUp() override {
     std::string why;
-    ASSERT_NE(TheRig(&why), nullptr) << why;  // names the fake to the library
+    ASSERT_NE(TheRig(&why), nullptr) << why;  // makes the library use the fake driver
     fake_cuda_reset();
     handle_ = Open();
     ASSERT_NE(handle_, nullptr);

@@ -28,7 +28,7 @@ class FakeRig : public CudaRig {
   }
   void DestroyStream(void* stream) override { fake_cuda_stream_destroy(stream); }
   void FillLater(void* stream, void* device, uint8_t value, uint64_t length) override {
-    // Slow enough: page by page, each in its turn.
+    // Slow enough: each page is a separate operation.
     const std::string page(4096, static_cast<char>(value));
     for (uint64_t at = 0; at < length; at += page.size()) {
       fake_cuda_write_later(stream, static_cast<char*>(device) + at, page.data(),
@@ -38,7 +38,7 @@ class FakeRig : public CudaRig {
   void Synchronize(void* stream) override { fake_cuda_synchronize(stream); }
 };
 
-// Before anything asks for libcuda: the fake stands in for it.
+// Names the fake libcuda before it is first looked for.
 const int set_library = ::setenv("ROPETEAM_LIBCUDA", ROPETEAM_FAKE_CUDA, 1);
 
 }  // namespace

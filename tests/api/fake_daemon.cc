@@ -23,7 +23,7 @@ namespace ropeteam::test {
 using local::FrameHeader;
 using local::Type;
 
-// What a chunk holds before it is written: a gap that the library leaves unwritten shows.
+// The content of an unwritten chunk. It reveals gaps that the library leaves unwritten.
 constexpr int kOldBytes = 0xa5;
 
 FakeDaemon::FakeDaemon(uint64_t chunk_bytes, uint64_t chunks, uint64_t tail_bytes)
@@ -189,7 +189,7 @@ void FakeDaemon::Run() {
       auto found = std::find_if(connections_.begin(), connections_.end(),
                                 [&](const auto& connection) { return connection->fd == polled[i].fd; });
       if (found == connections_.end() || Read(**found)) continue;
-      // A death takes every connection with it.
+      // A dying daemon loses all connections.
       const bool died = (*found)->fd < 0;
       if (!died) End(**found);
       connections_.erase(found);
@@ -226,7 +226,7 @@ void FakeDaemon::End(Connection& connection) {
   if (connection.descriptor >= 0) ::close(connection.descriptor);
 }
 
-// False when the connection has ended.
+// False: the connection has ended.
 bool FakeDaemon::Read(Connection& connection) {
   char buffer[1 << 16];
   iovec io{buffer, sizeof(buffer)};
@@ -407,7 +407,7 @@ bool FakeDaemon::Allocate(uint64_t count, std::vector<Extent>* extents, std::vec
   if (free_.size() < count) return false;
   std::vector<uint32_t> order(free_.begin(), free_.end());
   if (config_.scattered) {
-    // All even numbers from above, then all odd ones from above: no two in a row are neighbours.
+    // All even chunks in descending order, then all odd ones: no two consecutive ones are neighbours.
     std::stable_sort(order.begin(), order.end(),
                      [](uint32_t a, uint32_t b) { return std::pair(a % 2, ~a) < std::pair(b % 2, ~b); });
   }
@@ -531,7 +531,7 @@ void FakeDaemon::OnSaveCommit(Connection& connection, uint64_t id, const std::st
   Reply(connection, id);
 }
 
-// What a checksum cannot tell: that the bytes between objects are zero, and that the counts agree.
+// Checks what a checksum cannot show: bytes between objects are zero, and the counts match.
 void FakeDaemon::CheckSealed(const FakeShard& shard) {
   if (shard.manifest.objects().size() != shard.meta.object_count) {
     Problem("%u objects announced, %zu in the manifest", shard.meta.object_count,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A daemon of one thread, one arena and no network, for the tests of the client library: it keeps the local
-// protocol, or breaks it in the ways a test asks for. It checks what the library sends against what lies in
-// the arena, and keeps a sentence for everything that is not as docs/local-protocol.md says (Problems()).
+// A daemon with one thread, one arena and no network, for the tests of the client library. It follows the
+// local protocol, or breaks it as a test requests. It compares what the library sends with the bytes in the
+// arena, and records every deviation from docs/local-protocol.md (Problems()).
 //
-// Safe from any thread; knobs are set under the lock by Configure().
+// Safe from any thread. Configure() changes the configuration under the lock.
 
 #ifndef ROPETEAM_TESTS_API_FAKE_DAEMON_H_
 #define ROPETEAM_TESTS_API_FAKE_DAEMON_H_
@@ -28,31 +28,32 @@
 namespace ropeteam::test {
 
 struct FakeConfig {
-  // How chunks are given out: in order, or so that no two neighbours of a stream are neighbours in the arena.
+  // Chunks are granted in order; if true, in an order in which no two consecutive chunks are neighbours in
+  // the arena.
   bool scattered = false;
   uint32_t hello_version = local::kLocalProtocolVersion;
   bool hello_without_descriptor = false;
-  uint64_t hello_arena_bytes_extra = 0;  // claims so much more than the file has
-  bool garbage = false;                  // answers everything with bytes that are no frame
-  bool silent = false;                   // reads and never answers
+  uint64_t hello_arena_bytes_extra = 0;  // announces so many bytes more than the file has
+  bool garbage = false;                  // answers with bytes that are not a frame
+  bool silent = false;                   // reads, and never answers
   bool byte_by_byte = false;             // sends answers one byte at a time
   bool ignore_repairs = false;           // answers ok and repairs nothing
-  bool partial = false;                  // has no shard here when a partial view is opened
+  bool partial = false;                  // does not have the shard when a partial view is opened
   bool bad_ranges = false;               // flips a bit of what it packs
-  bool dmabuf = false;                   // says that it reads device memory, and does
+  bool dmabuf = false;                   // announces that it reads device memory, and does
   Incarnation incarnation = 1;
   std::vector<local::ListedStep> stored;       // on storage
-  std::map<local::Type, local::Reply> refuse;  // answered with this, until taken out
+  std::map<local::Type, local::Reply> refuse;  // the answer, until removed
   std::set<local::Type> hold;                  // not answered until Release()
   std::map<local::Type, int>
-      die_at;  // ends all connections, unanswered, at the n-th frame of the type from now
+      die_at;  // ends all connections without an answer at the n-th frame of the type from now on
 };
 
 struct FakeShard {
   ShardMeta meta;
   std::vector<uint32_t> chunks;
   std::vector<uint32_t> crcs;
-  std::string stream;  // as committed: what a repair restores
+  std::string stream;  // as committed; a repair restores it
   Manifest manifest;
 };
 
@@ -77,7 +78,7 @@ struct FakeCounts {
 
 class FakeDaemon {
  public:
-  // The arena's file has `tail_bytes` behind the chunks: a big arena, of which the tests need only the
+  // The arena's file has `tail_bytes` after the chunks. So it can be large while tests use only its
   // beginning.
   explicit FakeDaemon(uint64_t chunk_bytes = 64 * 1024, uint64_t chunks = 64, uint64_t tail_bytes = 0);
   ~FakeDaemon();
@@ -86,18 +87,18 @@ class FakeDaemon {
   uint64_t chunk_bytes() const { return chunk_bytes_; }
 
   void Configure(const std::function<void(FakeConfig&)>& change);
-  // Answers what `hold` kept back.
+  // Answers the frames that `hold` kept back.
   void Release();
-  // As kill -9: the socket and all connections are gone, saves too; sealed shards stay. Start() is the next
-  // daemon.
+  // As kill -9: the socket, all connections and all saves are gone; sealed shards remain. Start() starts the
+  // next daemon.
   void Kill();
   void Start();
 
-  // Waits until `holds` does; false after ten seconds.
+  // Waits until `holds` returns true; false after ten seconds.
   bool WaitFor(const std::function<bool(const FakeCounts&)>& holds);
   FakeCounts counts();
   std::vector<std::string> Problems();
-  // The frames in the order they came, of all connections: how often a type came, and the last Hello.
+  // Over all connections: how often a type was received, and the last message of some types.
   int Received(local::Type type);
   local::Hello last_hello();
   local::Wait last_wait();
@@ -107,7 +108,7 @@ class FakeDaemon {
   uint64_t ChunksUntouched();
   bool Has(Step step, Rank rank);
   FakeShard shard(Step step, Rank rank);
-  // The object's bytes as they lie in the arena.
+  // The object's bytes in the arena.
   std::string ObjectBytes(Step step, Rank rank, const std::string& name);
   // Changes one byte of the stream in the arena.
   void Flip(Step step, Rank rank, uint64_t stream_offset);
@@ -117,7 +118,7 @@ class FakeDaemon {
     Step step = 0;
     std::vector<uint32_t> chunks;
     std::map<uint32_t, uint32_t> announced;  // chunk of the stream → its checksum
-    std::map<uint32_t, uint32_t> direct;  // chunk of the stream → checksum of what device memory had for it
+    std::map<uint32_t, uint32_t> direct;  // chunk of the stream → checksum of its device memory
     bool settled = false;
   };
   struct Connection {
@@ -127,8 +128,8 @@ class FakeDaemon {
     std::map<uint64_t, OpenSave> saves;
     std::map<uint64_t, std::pair<Step, Rank>> views;
     std::vector<uint32_t> packed;                                 // chunks of the last ranged read
-    int descriptor = -1;                                          // that came with the bytes in `in`
-    std::map<uint64_t, std::pair<std::byte*, uint64_t>> buffers;  // mapped, and of how many bytes
+    int descriptor = -1;                                          // received with the bytes in `in`
+    std::map<uint64_t, std::pair<std::byte*, uint64_t>> buffers;  // mapping and length
   };
   struct Held {
     Connection* connection;
@@ -181,7 +182,7 @@ class FakeDaemon {
   int arena_ = -1;
   std::byte* memory_ = nullptr;
   uint64_t arena_bytes_ = 0;
-  uint64_t memory_bytes_ = 0;  // of it, mapped here
+  uint64_t memory_bytes_ = 0;  // the part that is mapped here
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// When the supervisor takes a daemon for one that hangs.
+// When the supervisor decides that a daemon hangs.
 
 #include "api/cli/hang_watch.h"
 
@@ -13,11 +13,11 @@ namespace {
 constexpr uint32_t kLimit = 5;
 constexpr uint32_t kStartLimit = 20;
 
-// Lets seconds go by; true when one of them is the one in which the daemon hangs.
+// Simulates seconds. Pass() returns whether the daemon is found to hang in one of them.
 class Seconds {
  public:
   explicit Seconds(uint32_t limit = kLimit) : watch_(limit, kStartLimit) {
-    watch_.Tick(now_, sample_);  // from here on the process is on time
+    watch_.Tick(now_, sample_);  // so that later ticks are on time
     watch_.Alive();
   }
   HangWatch& watch() { return watch_; }

@@ -24,7 +24,7 @@ Status AddAll(ModelIndex* index, const std::vector<std::string>& ranks) {
   return OkStatus();
 }
 
-// A part of some rows and columns, in runs, and where each of its elements is by plain arithmetic.
+// A part of some rows and columns, in runs. Plain arithmetic gives the expected place of each element.
 TEST(PartPlace, EveryElementIsWhereItsIndexesSay) {
   std::mt19937 random(1);
   const auto below = [&](uint64_t limit) {
@@ -33,7 +33,7 @@ TEST(PartPlace, EveryElementIsWhereItsIndexesSay) {
   for (int round = 0; round < 500; ++round) {
     std::vector<uint64_t> shape(1 + below(4));
     PartLayout layout;
-    std::vector<std::vector<uint64_t>> indexes;  // of each dimension, in the part's order
+    std::vector<std::vector<uint64_t>> indexes;  // per dimension, in the part's order
     for (uint64_t& size : shape) {
       size = 1 + below(6);
       layout.push_back({{0, size}});
@@ -60,7 +60,7 @@ TEST(PartPlace, EveryElementIsWhereItsIndexesSay) {
       const PartPlace::Run run = place.At(at * item);
       ASSERT_EQ(run.offset, expected * item);
       ASSERT_GE(run.length, item);
-      // What is said to follow it does.
+      // The elements of the run follow each other.
       for (uint64_t byte = 0; byte < run.length; byte += item)
         ASSERT_EQ(place.At(at * item + byte).offset, expected * item + byte);
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libropeteam.so as a file: what it exports, what it needs, and the C program that is linked with nothing
-// else.
+// libropeteam.so as a file: what it exports, what it needs, and the C program that is linked with it alone.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,7 +19,7 @@
 namespace ropeteam::test {
 namespace {
 
-// The output of a command; empty when it fails.
+// The output of a command; empty if it fails.
 std::string OutputOf(const std::string& command) {
   FILE* pipe = ::popen(command.c_str(), "r");
   if (pipe == nullptr) return "";

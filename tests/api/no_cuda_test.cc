@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A process without CUDA: it saves as ever, loads nothing, and is told so when it claims to have device
-// memory.
+// A process without CUDA: it saves normally and loads no driver. If it claims to have device memory, it gets
+// an error.
 
 #include <dlfcn.h>
 
@@ -21,7 +21,7 @@ class NoCudaTest : public ApiTest {
   Handle handle_;
 };
 
-// Each in a process of its own, since what is loaded stays.
+// Each test runs in a process of its own, because a loaded library stays.
 TEST_F(NoCudaTest, ASaveOfHostMemoryLoadsNoDriver) {
   const std::string bytes = RandomBytes(200000, 1);
   SaveOne(handle_.get(), 1, bytes);
@@ -39,7 +39,7 @@ TEST_F(NoCudaTest, ADriverThatIsLoadedLaterIsFound) {
   void* device = alloc(0, 4096, 0);
   write(device, "device", 6);
   const SaveHandle save = Begin(handle_.get(), 2, 6, 1);
-  // A copy by the CPU would end the process here.
+  // A copy by the CPU would crash here.
   EXPECT_OK(ropeteam_save_put(save.get(), "y", device, 6));
   ASSERT_OK(ropeteam_save_commit(save.get()));
   EXPECT_EQ(daemon_.ObjectBytes(2, kRank, "y"), "device");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// `ropeteam plan`: its figures against all subsets of small clusters, and what it prints.
+// `ropeteam plan`: its figures, compared with all subsets of small clusters, and its output.
 
 #include "api/cli/plan.h"
 
@@ -21,11 +21,11 @@ namespace {
 using ::testing::HasSubstr;
 
 struct Exact {
-  std::vector<double> probability;  // that memory recovers, over the number of nodes lost
-  uint64_t losing_sets = 0;         // smallest ones
+  std::vector<double> probability;  // that memory recovers, by number of lost nodes
+  uint64_t losing_sets = 0;         // the smallest ones
 };
 
-// By losing every subset of the nodes, on the placement itself.
+// Tries the loss of every subset of nodes on the placement itself.
 Exact Enumerate(uint32_t nodes, uint32_t replicas, const std::vector<uint32_t>& domains) {
   View view;
   for (uint32_t i = 0; i < nodes; ++i) view.members.emplace_back().id = i + 1;
@@ -34,7 +34,7 @@ Exact Enumerate(uint32_t nodes, uint32_t replicas, const std::vector<uint32_t>& 
     for (const uint32_t first = next; next < first + size; ++next)
       view.members[next].domain = "d" + std::to_string(first);
   const Placement placement(view);
-  std::vector<uint32_t> copies;  // of each node, as bits
+  std::vector<uint32_t> copies;  // per node, as bits
   for (uint32_t i = 0; i < nodes; ++i) {
     copies.push_back(1u << i);
     for (uint32_t j = 0; j < replicas; ++j) copies[i] |= 1u << (placement.HoldersOf(i + 1, replicas)[j] - 1);
@@ -78,7 +78,8 @@ TEST(Plan, TheFormulaIsExactUntilTwoSetsCanBeLostAndALowerBoundBeyond) {
 }
 
 TEST(Plan, MonteCarloAgreesWithEnumerationOnThePlacementThatRuns) {
-  // By Hoeffding's inequality a right estimate is further off than this with a probability of 1e-9; there are below 300.
+  // By Hoeffding's inequality a correct estimate is off by more than this with a probability of 1e-9. There
+  // are fewer than 300 estimates.
   constexpr uint64_t kSamples = 40'000;
   const double bound = std::sqrt(std::log(2 / 1e-9) / (2.0 * kSamples));
   const std::vector<std::vector<uint32_t>> clusters = {{},      {6, 6},       {8, 2, 2},
@@ -101,7 +102,7 @@ TEST(Plan, ADomainThatIsLostWholeIsSurvivedWhereACopyIsOutside) {
   EXPECT_EQ(PlacedCopies(12, 2, {10, 1, 1}).domains_survived(), 3u);
   EXPECT_EQ(PlacedCopies(12, 0, {6, 6}).domains_survived(), 0u);
   EXPECT_EQ(PlacedCopies(12, 3, {12}).domains_survived(), 0u);
-  // The small domain holds the copies of the large one, beside its own share.
+  // The small domain holds the large one's copies, besides its own share.
   EXPECT_EQ(PlacedCopies(12, 1, {}).held_max(), 1u);
   EXPECT_GE(PlacedCopies(12, 1, {11, 1}).held_max(), 10u);
 }
@@ -119,15 +120,15 @@ TEST(Plan, MemoryTimesAndMeanTimeToLossFollowFromTheInput) {
   EXPECT_DOUBLE_EQ(plan.detect_silence_s, 1);
   EXPECT_DOUBLE_EQ(plan.detect_reset_s, 0.25);
   EXPECT_DOUBLE_EQ(plan.restore_s, 1);
-  EXPECT_DOUBLE_EQ(plan.restore_all_s, 1);  // the one copy that a node holds
-  EXPECT_DOUBLE_EQ(plan.redundancy_s, 5);   // detection, two steps of its own shard and of the one it held
-  // 32 pairs; a pair is lost when either node fails within 5 s of the other.
+  EXPECT_DOUBLE_EQ(plan.restore_all_s, 1);  // one copy per node
+  EXPECT_DOUBLE_EQ(plan.redundancy_s, 5);   // detection, two steps of its own shard and of the held one
+  // 32 pairs; a pair is lost if one node fails within 5 s of the other.
   EXPECT_NEAR(plan.loss_s, 8.64e6 * 8.64e6 / (64 * 5), 1e-6 * plan.loss_s);
   input.replicas = 0;
   EXPECT_DOUBLE_EQ(MakePlan(input).loss_s, 8.64e6 / 64);
 }
 
-// What the command prints; its exit code goes to `code`.
+// The command's output; `code` gets its exit code.
 std::string Print(const std::vector<std::string>& arguments, int* code, bool errors = false) {
   testing::internal::CaptureStdout();
   testing::internal::CaptureStderr();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a save lays into the arena and tells the daemon.
+// What a save writes into the arena and reports to the daemon.
 
 #include "tests/api/api_fixture.h"
 
@@ -45,7 +45,7 @@ TEST_P(SaveTest, AnObjectOverManyChunksIsAnnouncedWhileItIsCopied) {
   const std::string bytes = RandomBytes(20 * 65536 + 5, 1);
   SaveHandle save = Begin(handle_.get(), 2, bytes.size(), 1);
   Put(save.get(), "big", bytes);
-  // Before the commit: every chunk that is full, in more than one frame.
+  // Before the commit, every full chunk is announced, in several frames.
   EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.filled_chunks == 20; }));
   EXPECT_EQ(daemon_.counts().filled_frames, 5);
   ASSERT_OK(ropeteam_save_commit(save.get()));
@@ -81,7 +81,7 @@ TEST_P(SaveTest, ReservedMemoryIsContiguousAlignedAndChecksummedAtTheCommit) {
   void* pointer = nullptr;
   ASSERT_OK(ropeteam_save_reserve(save.get(), "inside", length, &pointer));
   EXPECT_EQ(reinterpret_cast<uintptr_t>(pointer) % 64, 0u);
-  // Put into the very chunk where the reserved object ends, before that one is filled in.
+  // Put into the chunk in which the reserved object ends, before the reserved bytes are written.
   Put(save.get(), "after", RandomBytes(100000, 2));
   void* small = nullptr;
   ASSERT_OK(ropeteam_save_reserve(save.get(), "small", 1, &small));
@@ -121,7 +121,7 @@ TEST_P(SaveTest, PartsLieOneBehindTheOtherAsOneObject) {
   SaveHandle save = Begin(handle_.get(), 6, all.size() + 1000, 4);
   Put(save.get(), "before", "b");
   EXPECT_OK(ropeteam_save_put_parts(save.get(), "parts", parts.data(), parts.size()));
-  // By the call itself, as for any put.
+  // The call itself announces full chunks, as any put does.
   EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.filled_chunks >= 5; }));
   EXPECT_OK(ropeteam_save_put_parts(save.get(), "nothing", nullptr, 0));
   Put(save.get(), "after", "a");
@@ -143,13 +143,13 @@ TEST_P(SaveTest, ManyObjectsInOneCallAreTheSameAsOneByOne) {
   std::vector<ropeteam_named_part_t> objects;
   for (size_t i = 0; i < names.size(); ++i)
     objects.push_back({names[i].c_str(), {bytes[i].data(), bytes[i].size(), nullptr, 0}});
-  // The second save begins like the first.
+  // The second save has the same objects, so it reuses the first one's manifest.
   for (uint64_t step : {6, 7}) {
     SaveHandle save = Begin(handle_.get(), step, 10, 1);
     Put(save.get(), "before", "b");
     EXPECT_OK(ropeteam_save_put_many(save.get(), nullptr, 0));
     EXPECT_OK(ropeteam_save_put_many(save.get(), objects.data(), objects.size()));
-    // As for a put, full chunks are reported at once.
+    // Full chunks are announced at once, as for a put.
     EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.filled_chunks >= 5; }));
     Put(save.get(), "after", "a");
     ASSERT_OK(ropeteam_save_commit(save.get()));
@@ -182,7 +182,7 @@ TEST_P(SaveTest, AnObjectGrowsByWhatIsAppended) {
   const auto append = [](const SaveHandle& save, const std::string& bytes) {
     return ropeteam_save_append(save.get(), bytes.data(), bytes.size());
   };
-  // The second save begins like the first, whose manifest it goes on with as far as they are alike.
+  // The second save begins like the first, so it reuses the first one's manifest as far as they match.
   for (uint64_t step : {7, 8}) {
     SaveHandle save = Begin(handle_.get(), step, 10, 1);
     EXPECT_FAILS(append(save, "x"), ROPETEAM_INVALID_ARGUMENT, "without objects");
@@ -194,7 +194,7 @@ TEST_P(SaveTest, AnObjectGrowsByWhatIsAppended) {
       EXPECT_OK(append(save, piece));
       all += piece;
     }
-    // As for a put, full chunks are told of at once.
+    // Full chunks are announced at once, as for a put.
     EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.filled_chunks >= 2; }));
     EXPECT_FAILS(ropeteam_save_append(save.get(), all.data(), 64 * 65536), ROPETEAM_NO_SPACE, "");
     EXPECT_FAILS(ropeteam_save_append(save.get(), all.data(), UINT64_MAX), ROPETEAM_INVALID_ARGUMENT,
@@ -279,7 +279,7 @@ TEST_P(SaveTest, UnneededChunksOfAnEstimateAreGivenBack) {
   EXPECT_EQ(daemon_.chunks_free(), 63u);
 }
 
-// Saves after the first take over what is alike in the manifest of the one before.
+// Each later save reuses the previous manifest as far as the two match.
 TEST_P(SaveTest, SavesThatDifferFromTheOneBeforeHaveAManifestOfTheirOwn) {
   using Objects = std::vector<std::pair<std::string, uint64_t>>;
   const std::vector<Objects> steps = {
@@ -319,7 +319,7 @@ TEST_P(SaveTest, ASaveAfterAnAbortedOneIsItsOwn) {
   for (uint64_t step = 0; step < 3; ++step) {
     SaveHandle save = Begin(handle_.get(), step, 200, 2);
     Put(save.get(), "a", RandomBytes(100, step));
-    if (step == 1) continue;  // closed, so aborted
+    if (step == 1) continue;  // closed, and so aborted
     Put(save.get(), "b", RandomBytes(100 + step, step));
     ASSERT_OK(ropeteam_save_commit(save.get()));
     EXPECT_EQ(daemon_.ObjectBytes(step, kRank, "b"), RandomBytes(100 + step, step));
@@ -351,7 +351,7 @@ TEST_F(SaveCallsTest, AnAbortFreesTheChunks) {
   SaveHandle save = Begin(handle.get(), 1, 500000, 1);
   Put(save.get(), "a", RandomBytes(200000, 1));
   ASSERT_OK(ropeteam_save_abort(save.get()));
-  // The next request is handled behind the abort.
+  // The next request is handled after the abort.
   SaveHandle next = Begin(handle.get(), 2, 60 * 65536, 1);
   EXPECT_EQ(daemon_.counts().aborts, 1);
   EXPECT_FALSE(daemon_.Has(1, kRank));
@@ -410,7 +410,7 @@ TEST_F(SaveCallsTest, FourSavesMayBeOpenAndAFifthIsRefused) {
   const ropeteam_save_options_t options{sizeof(options), 0, 0, 0};
   ropeteam_save_t* save = nullptr;
   EXPECT_FAILS(ropeteam_save_begin(handle.get(), 9, &options, &save), ROPETEAM_INVALID_ARGUMENT, "limit 4");
-  // A commit makes room, before the handle is closed.
+  // A commit frees a place, even before the save is closed.
   ASSERT_OK(ropeteam_save_commit(saves[1].get()));
   SaveHandle fifth = Begin(handle.get(), 9);
   EXPECT_NE(fifth, nullptr);

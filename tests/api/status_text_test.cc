@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What `ropeteam status` makes of a daemon's answer.
+// The output of `ropeteam status` for a daemon's answer.
 
 #include "api/cli/status_text.h"
 
@@ -39,7 +39,7 @@ TEST(StatusText, ASpeedThatNoDeviceTellsIsUnknownAndNotZero) {
   EXPECT_THAT(shown, Not(HasSubstr("0 Mb/s")));
 }
 
-// What a node reports, less what each test adds to it.
+// A node's report, to which each test adds fields.
 Json Node() {
   const Json counters = {{"replica_bytes_sent", 0}, {"replica_bytes_held", 0}, {"fetch_bytes", 0},
                          {"last_replicated_us", 0}, {"saves_refused", 0},      {"chunks_bad", 0},
@@ -108,7 +108,7 @@ Json Copy(const char* node, uint64_t incarnation, uint64_t rank, const char* rol
           {"chunks", 1},   {"bad", Json::array()}};
 }
 
-// Two ranks of step 7, saved with one copy on another node; `copies` are what the nodes have read.
+// Two ranks of step 7, saved with one copy on another node; `copies` are those that the nodes have checked.
 Json Verified(const Json& copies, bool truncated = false) {
   Json verify = {{"incarnation", 2}, {"step", 7},       {"nodes_asked", {"a", "b"}},
                  {"chunks", 3},      {"chunks_bad", 0}, {"copies", copies}};

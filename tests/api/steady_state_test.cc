@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a save costs beside its copy, once the first ones have been made: page faults and allocations,
-// counted.
+// The cost of a save besides its copy, in the steady state: page faults and allocations are counted.
 
 #include <sys/resource.h>
 
@@ -12,7 +11,7 @@ namespace ropeteam::test {
 namespace {
 
 constexpr uint64_t kMiB = 1 << 20;
-// Small: what is counted does not depend on it, and memory is slow to touch first
+// Small: the counts do not depend on it, and the first touch of memory is slow.
 constexpr uint64_t kChunk = 64 * 1024;
 
 long MinorFaults() {
@@ -21,7 +20,7 @@ long MinorFaults() {
   return usage.ru_minflt;
 }
 
-// A sanitizer's own memory beside ours is touched for the first time too, and cannot be told apart.
+// A sanitizer's shadow memory is touched for the first time too, and its faults cannot be told apart.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SKIP_IF_FAULTS_ARE_NOT_OURS() GTEST_SKIP() << "page faults of a sanitizer's shadow memory count here"
 #else
@@ -36,7 +35,7 @@ class SteadyStateTest : public ApiTest {
     long faults;
     uint64_t allocations;
   };
-  // `objects` objects of `bytes` in all.
+  // `objects` objects of `bytes` in total.
   Cost SaveAndCount(uint64_t step, uint64_t bytes, uint64_t objects) {
     std::vector<std::string> names;
     for (uint64_t i = 0; i < objects; ++i)
@@ -62,18 +61,19 @@ class SteadyStateTest : public ApiTest {
 
 TEST_F(SteadyStateTest, LaterSavesTakeNoPageFault) {
   SKIP_IF_FAULTS_ARE_NOT_OURS();
-  // Every chunk is granted once, whether or not the background has been there yet.
+  // Grants every chunk once, in case the background thread has not reached it yet.
   const ropeteam_save_options_t all{sizeof(all), 510 * kChunk, 1, 0};
   ropeteam_save_t* save = nullptr;
   ASSERT_OK(ropeteam_save_begin(handle_.get(), 1, &all, &save));
   ropeteam_save_close(save);
   SaveAndCount(2, 8 * kMiB, 16);
-  // Each of these lies in chunks that no save has been copied to before.
+  // Each of these uses chunks into which no save has copied before.
   EXPECT_EQ(SaveAndCount(3, 8 * kMiB, 16).faults, 0);
   EXPECT_EQ(SaveAndCount(4, 8 * kMiB, 16).faults, 0);
 }
 
-// Too big for page-table entries made ahead: they are made when chunks are granted, and no put has to.
+// Too large to create all page-table entries in advance: they are created when chunks are granted, so that no
+// put needs to.
 class BigArenaTest : public ApiTest {
  protected:
   BigArenaTest() : ApiTest(kChunk, 64, 40ull << 30), handle_(Open()) {}
@@ -85,11 +85,11 @@ TEST_F(BigArenaTest, APutTakesNoPageFaultEvenInTheFirstSave) {
   const std::string source(40 * kChunk, 's');
   for (uint64_t step = 1; step < 3; ++step) {
     const SaveHandle save = Begin(handle_.get(), step, source.size(), 1);
-    Put(save.get(), "warm", "x");  // the code's own first touches
+    Put(save.get(), "warm", "x");  // first touches of the code
     const long before = MinorFaults();
     EXPECT_OK(ropeteam_save_put(save.get(), "x", source.data(), source.size()));
     const long faults = MinorFaults() - before;
-    // The first put also meets the buffers' growth and the kernel's code; not one fault for each of 640
+    // The first put also causes faults by growing buffers and in kernel code, but not one for each of 640
     // pages.
     EXPECT_LE(faults, step == 1 ? 20 : 0);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a view reads, and what it does when the arena's bytes do not match.
+// What a view reads, and what it does if bytes in the arena do not match.
 
 #include "tests/api/api_fixture.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint64_t kChunk = 64 * 1024;
 
-// Not "o" + …: g++ 12 takes that for an overlapping copy (-Wrestrict, its bug 105329).
+// Not "o" + …: g++ 12 mistakes that for an overlapping copy (-Wrestrict, its bug 105329).
 std::string Name(size_t i) { return std::string("o").append(std::to_string(i)); }
 
 class ViewTest : public ApiTest, public ::testing::WithParamInterface<bool> {
@@ -64,7 +64,7 @@ TEST_P(ViewTest, ReadsAnyRange) {
   }
 }
 
-// Runs of `length` bytes, `stride` apart, of an object's bytes.
+// The range's runs of the object's bytes, joined.
 std::string RunsOf(const std::string& bytes, const ropeteam_range_t& range) {
   std::string runs;
   for (uint64_t i = 0; i < std::max<uint64_t>(range.count, 1); ++i)
@@ -77,9 +77,9 @@ TEST_P(ViewTest, ReadsRangesOfManyObjectsInOneCall) {
   const uint64_t half = kChunk / 2;
   std::string rows(2 * kChunk, '#'), columns(1000 * 100, '#'), gaps(3 * half, '#'), small(100, '#');
   const ropeteam_range_t ranges[] = {
-      {"o3", kChunk / 4, half, 4, half, rows.data(), half},  // one run behind the other
+      {"o3", kChunk / 4, half, 4, half, rows.data(), half},  // consecutive runs
       {"o3", 7, 100, 1000, 190, columns.data(), 100},        // columns
-      {"o4", 0, 10, 3, 1000, gaps.data(), half},             // to places apart
+      {"o4", 0, 10, 3, 1000, gaps.data(), half},             // to separate places
       {"o2", 0, 100, 0, 0, small.data(), 0},                 // a whole object
       {"o0", 0, 0, 5, 0, nullptr, 0},
       {"o5", 5, 0, 1, 0, nullptr, 0},  // nothing
@@ -104,7 +104,7 @@ TEST_P(ViewTest, BadChunksUnderManyRunsAreRepairedByOneRequestWithEachOnce) {
   ASSERT_OK(ropeteam_view_read_ranges(view.get(), &range, 1, kTimeoutMs));
   EXPECT_EQ(columns, RunsOf(bytes_[3], range));
   EXPECT_EQ(daemon_.counts().repairs, 1);
-  ExpectNoProblems();  // the fake daemon complains of a chunk that is named twice: it is good the second time
+  ExpectNoProblems();  // a chunk that is named twice is good the second time, which is a problem
 }
 
 TEST_P(ViewTest, APartialViewBringsTheRangesThatAreAskedForAndNoMore) {
@@ -116,7 +116,7 @@ TEST_P(ViewTest, APartialViewBringsTheRangesThatAreAskedForAndNoMore) {
   const ropeteam_range_t ranges[] = {
       {"o3", 5, rows.size(), 1, 0, rows.data(), 0},
       {"o2", 0, 100, 0, 0, small.data(), 0},
-      {"o3", 7, 100, 1000, 190, columns.data(), 100},  // some of them lie across two chunks
+      {"o3", 7, 100, 1000, 190, columns.data(), 100},  // some cross two chunks
       {"o5", 5, 0, 1, 0, nullptr, 0},
   };
   ASSERT_OK(ropeteam_view_read_ranges(view.get(), ranges, std::size(ranges), kTimeoutMs));
@@ -129,7 +129,8 @@ TEST_P(ViewTest, APartialViewBringsTheRangesThatAreAskedForAndNoMore) {
   ExpectNoProblems();
 }
 
-// 10,000 pieces that no stride makes fewer, in more parts than one read has, since the fake daemon has few chunks.
+// 50,000 pieces that no stride can combine. They are more parts than one read can have, because the fake
+// daemon has few chunks.
 TEST_P(ViewTest, APartialViewReadsInAsManyPartsAsItTakes) {
   daemon_.Configure([](FakeConfig& config) { config.partial = true; });
   const ViewHandle view = OpenPartial(handle_.get(), 12);
@@ -269,7 +270,7 @@ TEST_P(ViewTest, WhatCannotBeRepairedIsCorruptInTheDaemonsWords) {
   EXPECT_FAILS(ropeteam_view_map(view.get(), "o3", &data, &length, kTimeoutMs), ROPETEAM_CORRUPT, "node b");
   EXPECT_EQ(data, nullptr);
   EXPECT_EQ(length, 5u);
-  // The other objects are as readable as before.
+  // The other objects are still readable.
   EXPECT_EQ(ReadAll(view.get(), "o2"), bytes_[2]);
 }
 
@@ -376,7 +377,7 @@ TEST_F(ViewCallsTest, ObjectsAndRangesThatAreNotThereAreRefused) {
                "which has 5");
   EXPECT_FAILS(ropeteam_view_read(view.get(), "x", 0, nullptr, 2, 0), ROPETEAM_INVALID_ARGUMENT, "NULL");
   EXPECT_OK(ropeteam_view_read(view.get(), "x", 5, nullptr, 0, 0));
-  // No waiting is needed for bytes that are here and good.
+  // Good bytes on this node need no time.
   EXPECT_OK(ropeteam_view_read(view.get(), "x", 4, &byte, 1, 0));
   EXPECT_EQ(byte, 's');
 }
@@ -408,7 +409,7 @@ TEST_F(ViewCallsTest, AViewGrantedTooLateIsClosed) {
   ropeteam_view_t* view = nullptr;
   EXPECT_FAILS(ropeteam_view_open(handle.get(), 1, kRank, 0, &view), ROPETEAM_DEADLINE_EXCEEDED, "no answer");
   daemon_.Release();
-  // Whoever waits next finds the grant and gives it back.
+  // The next waiting call receives the grant and returns it.
   EXPECT_OK(ropeteam_wait(handle.get(), 1, ROPETEAM_LOCAL, kTimeoutMs));
   EXPECT_TRUE(daemon_.WaitFor([](const FakeCounts& counts) { return counts.view_closes == 1; }));
 }
