@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Bytes for the tests of storage, their checksums, and deadlines.
+// Test data for the storage tests, checksums, and deadlines.
 
 #ifndef ROPETEAM_TESTS_STORAGE_BYTES_H_
 #define ROPETEAM_TESTS_STORAGE_BYTES_H_
@@ -22,7 +22,7 @@ inline uint32_t Crc(std::string_view bytes) { return Crc32c(bytes.data(), bytes.
 inline Piece PieceOf(std::string_view bytes) {
   return {reinterpret_cast<const std::byte*>(bytes.data()), bytes.size()};
 }
-// No two blocks are the same, so that a block at a wrong place is seen.
+// No two blocks are the same, so that a misplaced block is noticed.
 inline std::string Bytes(size_t length, uint32_t seed = 0) {
   std::string bytes(length, '\0');
   uint64_t state = (uint64_t{seed} << 32) + length + 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What storage/sink.h promises, of every kind of sink in this binary.
+// The promises of storage/sink.h, tested on every kind of sink in this binary.
 
 #include "tests/storage/conformance.h"
 
@@ -70,7 +70,7 @@ class SinkTest : public testing::TestWithParam<SinkKind> {
     const Status status = sink_->Put(name, bytes, PutMode::kReplace, Soon());
     ASSERT_TRUE(status.ok()) << status.ToString();
   }
-  // The file as `other_` sees it, or the code in words.
+  // The file's bytes as `other_` reads them, or the name of the error code.
   std::string Seen(const std::string& name) {
     const Result<FileInfo> info = other_->Stat(name, Soon());
     if (!info.ok()) return CodeName(info.status().code());
@@ -84,7 +84,7 @@ class SinkTest : public testing::TestWithParam<SinkKind> {
     return status.ok() ? bytes : CodeName(status.code());
   }
   std::string Absent() const { return CodeName(Code::kNotFound); }
-  // All pages of a folder; a file that is listed twice fails the test.
+  // Lists all pages of a folder; a file that is listed twice fails the test.
   void ListAll(const std::string& folder, std::map<std::string, uint64_t>* files,
                std::set<std::string>* folders, size_t* pages = nullptr) {
     std::string page;
@@ -187,7 +187,7 @@ TEST_P(SinkTest, PiecesOfAnyLengthAtAnyAlignmentAreGathered) {
   for (uint32_t i = 0; i < upload->part_count(); ++i) {
     std::string_view rest = PartOf(*upload, file, i);
     const uint32_t crc = Crc(rest);
-    // Every piece lies in memory of its own, at an alignment of its own.
+    // Every piece has its own memory with its own alignment.
     std::vector<std::string> memory;
     std::vector<Piece> pieces;
     for (size_t k = i; !rest.empty(); ++k) {
@@ -285,7 +285,7 @@ TEST_P(SinkTest, ReadFillsAllTargetsFromAnyOffset) {
   const std::vector<size_t> lengths = {1, 4096, 0, 3, 70000, 511, 100, 8192, 4097};
   for (const uint64_t offset : {uint64_t{0}, uint64_t{1}, uint64_t{511}, uint64_t{4096}, uint64_t{65537}}) {
     for (const bool whole : {false, true}) {
-      // One buffer with a byte between any two targets, so that a byte beside a target is seen too.
+      // One buffer with a byte between any two targets, so that a write beside a target is noticed.
       std::string memory(file.size() + 4096, '#');
       std::vector<Target> targets;
       std::deque<uint32_t> checksums;
@@ -364,7 +364,7 @@ TEST_P(SinkTest, AReaderSeesOneOfTheWritersWhole) {
     std::string bytes(kLength, '\0');
     const Target target{reinterpret_cast<std::byte*>(bytes.data()), bytes.size()};
     const Status status = other_->Read("file", 0, {&target, 1}, Soon());
-    // A store without rename hides the file while it is replaced.
+    // A store without rename hides the file while replacing it.
     if (status.code() == Code::kNotFound) continue;
     EXPECT_TRUE(status.ok()) << status.ToString();
     EXPECT_EQ(bytes, std::string(kLength, bytes[0]));
@@ -397,7 +397,7 @@ TEST_P(SinkTest, OfManyPutsIfAbsentExactlyOneWins) {
           winner = t;
         } else {
           EXPECT_EQ(status.code(), Code::kAlreadyExists) << status.ToString();
-          // Whoever lost sees the winner's bytes, whole.
+          // A loser sees all of the winner's bytes.
           EXPECT_EQ(Seen(name).size(), 1000u);
           ++lost;
         }
@@ -605,7 +605,7 @@ TEST_P(SinkTest, UnfinishedUploadsAreAbortedByAge) {
   }
   EXPECT_THAT(FilesIn("job"), ElementsAre("job/whole"));
   EXPECT_THAT(FilesIn("job/step"), IsEmpty());
-  // The one that lies elsewhere goes on, and the others are begun again.
+  // The upload elsewhere continues. An aborted one can be begun again.
   EXPECT_EQ(PutOnePart(elsewhere.get(), file, 1).ToString(), "ok");
   EXPECT_EQ(elsewhere->Finish(Crc(file), Soon()).ToString(), "ok");
   EXPECT_TRUE(Seen("elsewhere/file") == file);

@@ -18,7 +18,7 @@ namespace {
 
 using testing::HasSubstr;
 
-// Everything happens, and the answer is `status`.
+// Carries out every Put(), but answers `status` if that is an error.
 class AnswersSink final : public ForwardingSink {
  public:
   using ForwardingSink::ForwardingSink;

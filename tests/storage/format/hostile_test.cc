@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What somebody else has written, or damaged: headers and manifests with thousands of changes. Nothing may crash, and
-// nothing may be accepted that means something else than what was written.
+// Headers and manifests from other programs, or damaged, with thousands of changes. Nothing may crash, and
+// nothing with another meaning than the written one may be accepted.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -42,7 +42,7 @@ struct Good {
   std::vector<std::string> contents;
 };
 
-// A header of this JSON, padded as it should be, and the entry that fits it.
+// A header with this JSON and correct padding. Changes the entry to match.
 std::string HeadOf(const std::string& json, RankEntry* entry, uint64_t data_bytes) {
   std::string head = std::string(8, '\0') + json;
   head.resize((head.size() + 4095) / 4096 * 4096, ' ');
@@ -75,7 +75,7 @@ TEST(Hostile, AHeaderWithAnyByteChangedIsRefused) {
     EXPECT_EQ(PlanRestore(good.entry, bad).status().code(), Code::kCorrupt);
 }
 
-// Edits as by a program that computes the checksums again afterwards.
+// Edits as a program would that recomputes the checksums.
 std::string Mutate(std::string text, std::mt19937_64* random) {
   const std::string pieces[] = {"{",
                                 "}",
@@ -120,10 +120,10 @@ std::string Mutate(std::string text, std::mt19937_64* random) {
       case 3:
         text.replace(at, std::min(piece.size(), text.size() - at), piece);
         break;
-      case 4:  // a stretch twice
+      case 4:  // repeat a piece of the text
         text.insert(at, text.substr((*random)() % text.size(), (*random)() % 60));
         break;
-      default:  // a digit changed
+      default:  // change a digit
         for (size_t i = 0; i < text.size(); ++i) {
           char& c = text[(at + i) % text.size()];
           if (c >= '0' && c <= '9') {
@@ -153,7 +153,7 @@ TEST(Hostile, AHeaderWrittenByAnotherIsWithinTheFilesOrRefused) {
       continue;
     }
     ++accepted;
-    // Whatever it says, it says it of bytes that are there, once each, in a stream that core would pack so.
+    // An accepted plan uses only existing bytes, each once, in a stream that core would pack the same way.
     uint64_t of_files = 0, end = 0;
     for (const RestorePiece& piece : plan->pieces) {
       ASSERT_GE(piece.stream_offset, end);
@@ -173,13 +173,13 @@ TEST(Hostile, AHeaderWrittenByAnotherIsWithinTheFilesOrRefused) {
     contents[0] = head + contents[0].substr(good.files[0].head.size());
     const std::string stream = Rebuild(*plan, contents);
     ASSERT_NE(stream, "core packs otherwise");
-    // The stream differs where the meaning does, so that the shard's digest refuses it; where it does not, the header
-    // says the same of every object.
+    // If the meaning differs, the stream differs, and the shard's digest refuses it. If the stream is the
+    // same, the header describes the same objects.
     if (stream == good.shard.bytes()) {
       ASSERT_EQ(plan->objects, good.shard.objects());
     }
   }
-  EXPECT_GT(accepted, 50);  // renamed tensors, other values: the edits reach past the reader of JSON
+  EXPECT_GT(accepted, 50);  // renamed tensors and other values: many edits pass the JSON parser
 }
 
 TEST(Hostile, WhatIsWrongWithAHeaderIsNamed) {
@@ -307,7 +307,7 @@ TEST(Hostile, AManifestWrittenByAnotherIsCheckedInFull) {
       continue;
     }
     ++accepted;
-    // What was accepted can be written, and is the same again.
+    // An accepted manifest can be written again and reads back the same.
     StepManifestWriter again(*head);
     for (const RankEntry& rank : ranks) ASSERT_TRUE(again.Add(rank).ok());
     const Result<std::string> written = again.Finish();

@@ -25,7 +25,7 @@ std::vector<FilePlan> Files(const TestShard& shard, uint32_t rank = 3,
   EXPECT_TRUE(files.ok()) << files.status().ToString();
   return files.ok() ? *files : std::vector<FilePlan>();
 }
-// A header's JSON without the spaces at its end.
+// A header's JSON without trailing spaces.
 std::string Json(const FilePlan& file) {
   const std::string json = file.head.substr(8);
   return json.substr(0, json.find_last_not_of(' ') + 1);
@@ -63,7 +63,7 @@ TEST(LayOut, AnExampleToTheByte) {
   std::memcpy(&json_bytes, files[0].head.data(), 8);
   EXPECT_EQ(json_bytes, files[0].head.size() - 8);
   EXPECT_EQ(files[0].bytes, files[0].head.size() + 78);
-  // "raw" has a multiple of 64 bytes and "more" follows it at once: one range.
+  // "raw" has a multiple of 64 bytes, so "more" follows it without a gap: one range.
   EXPECT_EQ(files[0].ranges, (std::vector<FileRange>{{4096, 0, 12}, {4108, 192, 66}}));
   EXPECT_EQ(files[1].path, "__3_0.distcp");
   EXPECT_EQ(FileBytes(files[1], shard.Stream()), "file");
@@ -253,7 +253,7 @@ TEST(LayOut, AnIndexOfVersion2SaysAlsoWhatIsElsewhere) {
 
 TEST(LayOut, AHeaderOverTheLimitIsRefusedWithTheNumbers) {
   NamedBytes named;
-  // Each byte is six in the header's JSON ("\u0001"), so that the test needs few objects.
+  // Each byte takes six in the header's JSON ("\u0001"), so that the test needs few objects.
   for (int i = 0; i < 65000; ++i)
     named.emplace_back(std::string(249, '\x01') + std::to_string(100000 + i), "");
   const TestShard shard(named, kChunk);

@@ -45,7 +45,7 @@ Result<Parsed> Parse(std::string_view text) {
   parsed.head = *head;
   return parsed;
 }
-// The text with `from` replaced and the right checksum at its end: as another program would write it.
+// The text with `from` replaced and a correct checksum, as another program would write it.
 std::string Edited(std::string text, const std::string& from, const std::string& to) {
   const size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
@@ -82,7 +82,7 @@ TEST(StepManifest, AnExampleToTheByte) {
 TEST(StepManifest, ComesBack) {
   std::vector<RankEntry> ranks;
   for (uint32_t i = 0; i < 20; ++i) ranks.push_back(Rank(i));
-  // Ranks that share a file list it each.
+  // Each rank that shares a file lists it.
   ranks[3].files.push_back({"config \"x\"\xc3\xa9.json", 9, 4, 0, 0});
   ranks[5].files.push_back(ranks[3].files.back());
   ranks[7].files.push_back({RankFolderPath(7, "config.json"), 9, 5, 0, 0});
@@ -103,7 +103,7 @@ TEST(StepManifest, UserMetadataKeepsItsValuesOnOneLine) {
   head.user =
       " { \"a\" : [ 1, 2.50, -0.125e3, true, null, {} ],\n \"\\u00e9\\n\\\"\" : \"\\ud83d\\ude00\", "
       "\"big\":1e400 } ";
-  // 1e400 is no double: the reader of JSON that everything here uses has no place for it.
+  // 1e400 does not fit into a double, and the JSON parser in use accepts only numbers that do.
   EXPECT_EQ(Write(head, {Rank(0)}).status().code(), Code::kInvalidArgument);
   head.user.replace(head.user.find("1e400"), 5, "18446744073709551616");
   const Result<std::string> text = Write(head, {Rank(0)});
@@ -143,7 +143,7 @@ TEST(StepManifest, EveryFlippedBitIsFound) {
 
 TEST(StepManifest, ANewerVersionIsNamed) {
   const std::string text = *Write(Head(1), {Rank(0)});
-  // A newer one may have anything behind its version.
+  // A newer version may have anything after its version number.
   const Status status =
       Parse(Edited(text, "\"version\": 1,", "\"version\": 2, \"new\": [[[[[[[]]]]]]],")).status();
   EXPECT_EQ(status.code(), Code::kUnsupported);

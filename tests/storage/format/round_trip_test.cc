@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Random shards to files and back: the stream must be the same to the bit, and every checksum that was combined from the
-// chunks' must be the one of the bytes.
+// Random shards to files and back: the stream must be bit-identical, and every checksum combined from the
+// chunks' checksums must be that of the bytes.
 
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ class RandomShard {
     NamedBytes named;
     for (uint64_t i = 0; i < count; ++i) AddObject(&named);
     if (!index_.empty() && Below(8) != 0) {
-      // Anywhere, as a program in C may put it.
+      // At any position, as a C program may put it.
       const auto at = named.begin() + static_cast<ptrdiff_t>(Below(named.size() + 1));
       named.insert(at, {".ropeteam/index", R"({"version":1,"objects":{)" + index_ + "}}"});
     }
@@ -62,7 +62,7 @@ class RandomShard {
                                          "ropeteam.object.0"};
     std::string name = kNames[Below(std::size(kNames))];
     while (!used_.insert(name).second) {
-      // Odd names in every place: a byte at random, or a number.
+      // Unusual names: a random byte at a random position, or a number.
       if (Below(4) == 0) {
         name.insert(Below(name.size() + 1), 1, static_cast<char>(1 + Below(255)));
       } else {
@@ -153,7 +153,7 @@ TEST(RoundTrip, RandomShardsComeBackToTheBit) {
     texts += plan->texts.empty() ? 0 : 1;
     mapped += head.find("ropeteam.object.") != std::string::npos ? 1 : 0;
   }
-  // The seeds reach what they are for.
+  // The seeds cover the intended cases.
   EXPECT_GT(rank_files, 100u);
   EXPECT_GT(files_seen, rank_files + 100);
   EXPECT_GT(texts, 50u);
@@ -190,7 +190,7 @@ TEST(RoundTrip, ManyObjectsStayOneRangeAndOneRun) {
 }
 
 TEST(RoundTrip, AFileAndTheTensorBehindItAreTwoPieces) {
-  // The file ends at the offset at which the tensor begins in another one.
+  // The file ends at the same offset at which the tensor begins in another file.
   const TestShard shard({{"a.pt", std::string(kSafetensorsAlignmentBytes, 'a')}, {"w", "w"}}, 4096);
   const auto files = LayOut(0, shard.objects(), shard.Stream(), {}, nullptr);
   ASSERT_TRUE(files.ok());
@@ -216,7 +216,7 @@ TEST(Checksums, AreThoseOfTheBytesInEveryCut) {
     std::vector<std::pair<size_t, uint32_t>> parts;
     for (size_t i = 0; i < files->size(); ++i)
       for (uint32_t part = 0; part < checksums.part_count(i); ++part) parts.emplace_back(i, part);
-    // In any order, as they are put by several threads.
+    // In random order, as several threads put them.
     for (size_t i = parts.size(); i > 1; --i) std::swap(parts[i - 1], parts[random.Below(i)]);
     for (const auto& [file, part] : parts) {
       const FilePlan& plan = (*files)[file];
@@ -244,11 +244,11 @@ TEST(Checksums, WholeChunksAreNotRead) {
   const ShardStream stream = shard.Stream(&reads);
   const auto files = LayOut(0, shard.objects(), stream, {}, nullptr);
   ASSERT_TRUE(files.ok());
-  // The header is one chunk long, so parts of ten chunks cut none.
+  // The header is as long as one chunk, so parts of ten chunks cut no chunk.
   PartChecksums whole(*files, stream, {10 * kChunk});
   ASSERT_TRUE(whole.File(0, nullptr).ok());
   EXPECT_EQ(std::count(reads.begin(), reads.end(), 0), static_cast<ptrdiff_t>(reads.size()));
-  // Half a chunk more: every second part cuts one, which is read once for both.
+  // With half a chunk more, every second part cuts a chunk, which is read once for both parts.
   PartChecksums cut(*files, stream, {10 * kChunk + kChunk / 2});
   ASSERT_TRUE(cut.File(0, nullptr).ok());
   EXPECT_EQ(std::count(reads.begin(), reads.end(), 1), 5);
@@ -256,7 +256,7 @@ TEST(Checksums, WholeChunksAreNotRead) {
 }
 
 TEST(Checksums, AnyFlippedBitInACutChunkIsFoundAndTheChunkNamed) {
-  // Two files and a text share the chunks: pieces, padding, the JSON value and the shard's manifest.
+  // Two files and a text share the chunks, with pieces, padding, the JSON value and the shard's manifest.
   TestShard shard({{"a.pt", std::string(100, 'a')},
                    {"w", std::string(70, 'w')},
                    {"j", "{}"},

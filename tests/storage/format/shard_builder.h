@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A sealed shard as core packs it, for tests of the format: objects with bytes, one stream of them with the real manifest
-// at its end, and the checksums of its chunks.
+// A sealed shard as core packs it, for tests of the format: objects with bytes, packed into a stream that
+// ends with the real manifest, and the chunks' checksums.
 
 #ifndef ROPETEAM_TESTS_STORAGE_FORMAT_SHARD_BUILDER_H_
 #define ROPETEAM_TESTS_STORAGE_FORMAT_SHARD_BUILDER_H_
@@ -42,14 +42,14 @@ class TestShard {
   }
   TestShard(const TestShard&) = delete;
 
-  // Computes the checksums of the stream as it is now.
+  // Computes the checksums of the current stream.
   void Seal() {
     crcs_.clear();
     for (uint64_t at = 0; at < bytes_.size(); at += chunk_bytes_)
       crcs_.push_back(Crc32c(bytes_.data() + at, std::min<uint64_t>(chunk_bytes_, bytes_.size() - at)));
   }
 
-  // `reads` counts how often each chunk was asked for.
+  // `reads` counts the reads of each chunk.
   ShardStream Stream(std::vector<int>* reads = nullptr) const {
     ShardStream stream;
     stream.stream_bytes = bytes_.size();
@@ -89,7 +89,7 @@ inline std::string FileBytes(const FilePlan& file, const ShardStream& stream) {
   return FileBytes(file, 0, file.bytes, stream);
 }
 
-// What the step's manifest says of a rank whose files are these.
+// The entry in the step's manifest for a rank with these files.
 inline RankEntry EntryOf(uint32_t rank, const TestShard& shard, const std::vector<FilePlan>& files) {
   RankEntry entry{rank, shard.bytes().size(), 0x0123456789abcdef, {}};
   for (const FilePlan& file : files) {
@@ -100,7 +100,8 @@ inline RankEntry EntryOf(uint32_t rank, const TestShard& shard, const std::vecto
   return entry;
 }
 
-// The stream out of its files' bytes, as a reader makes it: zeros, the pieces, and core's manifest of the objects.
+// Rebuilds the stream from the files' bytes as a reader does: zeros, the pieces, and core's manifest of the
+// objects.
 inline std::string Rebuild(const RestorePlan& plan, const std::vector<std::string>& files) {
   std::string stream(plan.manifest_offset, '\0');
   for (const RestorePiece& piece : plan.pieces) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Writes a step as it lies on storage, out of objects in files; tests/python/test_format_on_storage.py reads it with the
-// libraries that a user has.
+// Writes a step in its format on storage, from objects in files. tests/python/test_format_on_storage.py reads
+// it with the libraries that users have.
 //
 //     ropeteam-write-step SHARDS STEP
 //
-// SHARDS/0, SHARDS/1, … are the ranks. Each holds `names`, a zero byte behind every one, and the objects' bytes in files
-// 0, 1, …, in the order of the names.
+// SHARDS/0, SHARDS/1, … are the ranks. Each has a file `names`, with a zero byte after every name, and the
+// objects' bytes in files 0, 1, …, in the order of the names.
 
 #include <cstdio>
 #include <filesystem>
@@ -46,7 +46,7 @@ NamedBytes ReadObjects(const std::filesystem::path& folder) {
   return named;
 }
 
-// The lowest rank keeps a name; a higher one with other bytes under it has the file in its folder.
+// The lowest rank keeps a name. If a higher rank has other bytes under it, its file is in its own folder.
 Result<RankEntry> WriteRank(uint32_t rank, const TestShard& shard, const std::filesystem::path& step,
                             std::map<std::string, uint32_t>* crcs) {
   const ShardStream stream = shard.Stream();
@@ -59,7 +59,7 @@ Result<RankEntry> WriteRank(uint32_t rank, const TestShard& shard, const std::fi
   Result<std::vector<FilePlan>> files = LayOut(rank, shard.objects(), stream, taken, nullptr);
   if (!files.ok()) return files.status();
   RankEntry entry = EntryOf(rank, shard, *files);
-  // Checksums as a daemon has them: from the chunks', in parts.
+  // Checksums as a daemon computes them: from the chunks' checksums, in parts.
   PartChecksums checksums(*files, stream, std::vector<uint64_t>(files->size(), 10000));
   for (size_t i = 0; i < files->size(); ++i) {
     const Result<uint32_t> crc = checksums.File(i, nullptr);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Two allocations of one job under one URL, over a directory and over the strict S3 server. The clock is the test's.
+// Two allocations of one job under one URL, over a directory and over the strict S3 server. Tests set the
+// clock.
 
 #include "storage/lock/job_lock.h"
 
@@ -27,7 +28,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// Fails or delays what it is told to.
+// Fails or delays calls as a test requests.
 class FlakySink final : public ForwardingSink {
  public:
   using ForwardingSink::ForwardingSink;
@@ -52,7 +53,7 @@ class FlakySink final : public ForwardingSink {
   std::promise<void> blocked, unblock;
 };
 
-// A process of another machine.
+// A process on another machine.
 ProcessMark Elsewhere(const std::string& node) {
   return {"boot of " + node, "pid:[4026531836]", getpid(), 1};
 }
@@ -95,7 +96,7 @@ class JobLockTest : public testing::TestWithParam<SinkKind> {
                                                           .renew_by_itself = false});
     return node;
   }
-  // Time passes, and these nodes do what their threads would.
+  // Lets time pass; these nodes renew as their threads would.
   void Pass(seconds time, std::initializer_list<const Node*> awake) {
     for (seconds passed{0}; passed < time; passed += JobLock::kRenewEvery) {
       now_ += JobLock::kRenewEvery;
@@ -197,7 +198,7 @@ TEST_P(JobLockTest, WhoWasAwayItselfOrCouldNotLookJudgesNobodyDead) {
   const Node one = Start("node-a"), two = Start("node-b");
   ASSERT_TRUE(one->Hold().ok());
   ASSERT_FALSE(two->Hold().ok());
-  now_ += seconds(100);  // the machine was suspended, and the holder's perhaps with it
+  now_ += seconds(100);  // this machine was suspended, and perhaps the holder's too
   EXPECT_EQ(two->Hold().code(), Code::kUnavailable);
   Pass(seconds(10), {&two});
   two.sink->away = true;

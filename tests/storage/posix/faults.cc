@@ -94,7 +94,7 @@ posix::Syscalls Faults::calls() {
     errno = error;
     return error != 0 ? -1 : below_.fsync(fd);
   };
-  // The descriptor goes in any case, as close() of Linux does it.
+  // The descriptor is closed in any case, as by close() on Linux.
   calls.close = [this](int fd) {
     const int error = ErrorOf(Call::kClose), closed = below_.close(fd);
     if (error != 0) errno = error;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A file system that fails when it is told to.
+// A file system that fails on request.
 
 #ifndef ROPETEAM_TESTS_STORAGE_POSIX_FAULTS_H_
 #define ROPETEAM_TESTS_STORAGE_POSIX_FAULTS_H_
@@ -31,20 +31,20 @@ enum class Call {
 };
 const char* NameOf(Call call);
 
-// Lives longer than the sinks over it. Thread-safe.
+// Must outlive the sinks over it. Thread-safe.
 class Faults {
  public:
   explicit Faults(posix::Syscalls below = posix::RealSyscalls()) : below_(std::move(below)) {}
   posix::Syscalls calls();
 
-  // The calls of this kind from the `skip`th on fail with `error`, `times` of them.
+  // From the `skip`th call of this kind on, `times` calls fail with `error`.
   void Fail(Call call, int error, int skip = 0, int times = 1 << 30);
-  // From the `skip`th of all counted calls on nothing takes effect any more, as if the process had been killed.
+  // From the `skip`th of all counted calls on, nothing takes effect, as if the process had been killed.
   void DieAfter(int skip);
   void Heal();
-  // Whether a fault has struck since the last Heal().
+  // Whether a fault has happened since the last Heal().
   bool struck() const;
-  // Instead of every write or read that does not fail.
+  // Replaces every write or read that does not fail.
   using Move = std::function<ssize_t(int fd, const iovec* pieces, int count, off_t at)>;
   void ReplaceWrites(Move write);
   void ReplaceReads(Move read);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A disk that is full, broken, read-only, gone or slow: nothing half-written is offered under its name, the message says
-// what and why, and the next attempt works.
+// A disk that is full, broken, read-only, gone or slow. No half-written file appears under its name, the
+// message says what failed and why, and the next attempt works.
 
 #include "tests/storage/posix/faults.h"
 
@@ -29,7 +29,7 @@ using testing::IsEmpty;
 
 constexpr uint64_t kPart = 128 << 10;
 
-// No O_DIRECT, so that every byte goes through the page cache.
+// Without O_DIRECT: every byte goes through the page cache.
 posix::Syscalls PageCache() {
   posix::Syscalls calls = posix::RealSyscalls();
   calls.direct_alignment = [](int, posix::DirectAlignment* alignment) {
@@ -39,7 +39,7 @@ posix::Syscalls PageCache() {
   return calls;
 }
 
-// Nothing is ever renamed or linked: files are written in place.
+// Without rename and link: files are written in place.
 posix::Syscalls NoRename() {
   posix::Syscalls calls = posix::RealSyscalls();
   calls.file_system_type = [](int) { return long{V9FS_MAGIC}; };
@@ -54,7 +54,7 @@ posix::Syscalls NoRename() {
   return calls;
 }
 
-// One directory, a sink whose calls fail when told to, and the same place as others see it.
+// One directory, a sink with faults on request, and a healthy sink of the same directory.
 struct Rig {
   explicit Rig(posix::Syscalls below = posix::RealSyscalls())
       : faults(below), place(faults.calls()), healthy(below) {
@@ -62,7 +62,7 @@ struct Rig {
     Url url;
     url.path = place.path();
     other = posix::OpenSinkWith(url, healthy, kTestPage).value();
-    // The file system is probed now, so that faults strike what the test is about.
+    // The sink probes the file system now, so that faults hit only the tested calls.
     EXPECT_EQ(sink->Put("probe", "x", PutMode::kReplace, Soon()).ToString(), "ok");
     EXPECT_EQ(sink->Delete("probe", Soon()).ToString(), "ok");
   }
@@ -77,7 +77,7 @@ struct Rig {
     const Piece piece = PieceOf(part);
     return upload->PutPart(index, {&piece, 1}, Crc(part), deadline);
   }
-  // All of a file, until something fails.
+  // Puts all of a file, up to the first error.
   Status PutFile(const std::string& name, const std::string& file) {
     std::unique_ptr<Upload> upload = Begin(name, file.size());
     if (upload == nullptr) return status;
@@ -170,7 +170,7 @@ TEST(PosixFaults, ShortAndInterruptedWritesAndReadsAddUp) {
   for (const posix::Syscalls& below : {posix::RealSyscalls(), PageCache(), NoRename()}) {
     Rig rig(below);
     std::atomic<uint32_t> count{0};
-    // The kernel may have moved more than it says.
+    // The kernel may have moved more bytes than it reports.
     const auto cut = [&](auto move) {
       return [&count, move](int fd, const iovec* pieces, int n, off_t at) -> ssize_t {
         const uint32_t k = count++;
@@ -233,7 +233,7 @@ TEST(PosixFaults, AFailedFsyncLosesTheFileForGood) {
     ASSERT_NE(upload, nullptr);
     ASSERT_TRUE(rig.PutPart(upload.get(), file, 0).ok());
     ASSERT_TRUE(rig.PutPart(upload.get(), file, 1).ok());
-    // Linux tells of it once: the second fsync would answer that all is well.
+    // Linux reports the error only once: a second fsync would succeed.
     rig.faults.Fail(Call::kSyncFile, error, 0, 1);
     const Status status = upload->Finish(Crc(file), Soon());
     EXPECT_EQ(status.code(), code);
@@ -299,7 +299,7 @@ TEST(PosixFaults, AFailedRenameIsFinishedLater) {
   ASSERT_NE(upload, nullptr);
   ASSERT_TRUE(rig.PutPart(upload.get(), file, 0).ok());
   ASSERT_TRUE(rig.PutPart(upload.get(), file, 1).ok());
-  // The first is to a name of the upload's own, the second to the file's.
+  // The first rename is to a name of the upload's own, the second to the file's name.
   for (const int skip : {0, 1}) {
     rig.faults.Fail(Call::kRename, EIO, skip, 1);
     EXPECT_EQ(upload->Finish(Crc(file), Soon()).code(), Code::kIo);
@@ -393,7 +393,7 @@ TEST(PosixFaults, AWriteThatHangsOutlivesItsDeadlineAndStallsNobodyElse) {
   const std::string file = Bytes(9 << 20, 13);  // three writes
   Result<std::unique_ptr<Upload>> upload = rig.sink->Begin("file", file.size(), file.size(), Soon());
   ASSERT_TRUE(upload.ok());
-  // Again with more time, should this machine be so slow that the deadline passes before the first write.
+  // Tries again with more time if this machine is so slow that the deadline passes before the first write.
   bool hung = false;
   for (std::chrono::milliseconds time(20); !hung; time *= 4) {
     std::promise<void> stopped, goes_on;
@@ -429,7 +429,7 @@ TEST(PosixFaults, AWriteThatHangsOutlivesItsDeadlineAndStallsNobodyElse) {
 
 TEST(PosixFaults, NoMoreBuffersThanTheLimitAreEverUsed) {
   Rig rig;
-  // Memory at an odd address goes through a buffer, where O_DIRECT is there.
+  // Memory at an odd address goes through a buffer if O_DIRECT is available.
   const std::string memory = "#" + Bytes(kPart, 14);
   const std::string_view part = std::string_view(memory).substr(1);
   const Piece piece = PieceOf(part);
@@ -467,7 +467,7 @@ TEST(PosixFaults, NoMoreBuffersThanTheLimitAreEverUsed) {
   if (direct == 0) GTEST_SKIP() << "no O_DIRECT in " << rig.place.path() << ": no buffers are used";
 }
 
-// What a scenario leaves under "a/file" once it was struck, and what the next attempt makes of it.
+// Checks what a fault leaves under "a/file", and that the next attempt succeeds.
 void ExpectOldOrNew(Rig* rig, const Status& status, const std::string& file, bool may_hide) {
   const std::string seen = rig->Seen("a/file");
   if (status.ok()) {
@@ -486,7 +486,7 @@ void ExpectOldOrNew(Rig* rig, const Status& status, const std::string& file, boo
 struct Mode {
   const char* name;
   posix::Syscalls below;
-  bool may_hide;  // the old file is not seen while the new one is written
+  bool may_hide;  // the old file may be invisible while the new one is written
 };
 std::vector<Mode> Modes() {
   return {{"direct", posix::RealSyscalls(), false},

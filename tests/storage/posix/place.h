@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A directory for a test, and posix sinks over it with other system calls.
+// A directory for a test, and posix sinks over it with replaceable system calls.
 
 #ifndef ROPETEAM_TESTS_STORAGE_POSIX_PLACE_H_
 #define ROPETEAM_TESTS_STORAGE_POSIX_PLACE_H_
@@ -14,11 +14,11 @@
 
 namespace ropeteam::storage::test {
 
-inline constexpr size_t kTestPage = 20;  // entries on a page of List()
+inline constexpr size_t kTestPage = 20;  // entries per page of List()
 
 class PosixPlace final : public SinkPlace {
  public:
-  // Below `parent`; empty: where tests put their files.
+  // A directory below `parent`; empty: the tests' usual place.
   explicit PosixPlace(posix::Syscalls calls = posix::RealSyscalls(), const std::string& parent = "");
   ~PosixPlace() override;
   Result<std::unique_ptr<Sink>> Open() override;

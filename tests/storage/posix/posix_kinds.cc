@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The posix sink over the file systems of this machine, and over others whose refusals are played.
+// The posix sink over the file systems of this machine, and over simulated limits of others.
 
 #include <linux/magic.h>
 #include <sys/stat.h>
@@ -73,7 +73,7 @@ Syscalls WithoutRename() {
   return calls;
 }
 
-// A bucket that is mounted with a cache on the disk: rename copies, no hard links.
+// A mounted bucket with a disk cache: rename copies, and there are no hard links.
 Syscalls OfCachedBucket() {
   Syscalls calls = WithoutLinks();
   calls.file_system_type = [](int) { return long{FUSE_SUPER_MAGIC}; };
@@ -82,7 +82,7 @@ Syscalls OfCachedBucket() {
   return calls;
 }
 
-// One without: files are written from the first byte to the last, and have one name for ever.
+// A mounted bucket without a cache: files are written sequentially and cannot be renamed.
 Syscalls OfBareBucket() {
   Syscalls calls = OfCachedBucket();
   calls.rename = Refusing<int, const char*, const char*, unsigned>(ENOSYS);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the posix sink does besides storage/sink.h: its URLs, what it never follows or shows, how bytes get to the disk.
+// What the posix sink does in addition to storage/sink.h: its URLs, what it never follows or lists, how bytes
+// get to the disk.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -34,7 +35,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
-// Page-aligned memory, as an arena has.
+// Page-aligned memory, as in an arena.
 class Pages {
  public:
   explicit Pages(size_t bytes) : data_(new (std::align_val_t{4096}) char[bytes]), bytes_(bytes) {
@@ -115,7 +116,7 @@ TEST(PosixSink, SymbolicLinksAreNeverFollowed) {
     EXPECT_THAT(list.folders, IsEmpty());
     EXPECT_EQ(sink->AbortUploads("", std::chrono::seconds(0), Soon()).value(), 0u);
     EXPECT_THAT(outside.Everything(), ElementsAre("secret"));
-    // The link itself is a name like any other.
+    // The link itself may be replaced like any file.
     EXPECT_EQ(sink->Put("file", "y", PutMode::kReplace, Soon()).ToString(), "ok");
     EXPECT_EQ(sink->Stat("file", Soon()).value().bytes, 1u);
     EXPECT_EQ(std::filesystem::file_size(outside.path() + "/secret"), 1u);
@@ -125,7 +126,7 @@ TEST(PosixSink, SymbolicLinksAreNeverFollowed) {
 TEST(PosixSink, NamesOfUnfinishedFilesFitAndAreTakenFromNobody) {
   PosixPlace place;
   const auto sink = place.Open().value();
-  // 254 bytes, the last of those that are kept being half of a character.
+  // 254 bytes. The cut for the unfinished name falls inside a character.
   std::string longest(199, 'n');
   longest += "\xc3\xa9" + std::string(53, 'n');
   EXPECT_EQ(PutWhole(sink.get(), "a/" + longest, {reinterpret_cast<const std::byte*>("x"), 1}).ToString(),
@@ -160,7 +161,7 @@ TEST(PosixSink, WhatOthersLayThereIsListedAsTheyNamedIt) {
   EXPECT_EQ(sink->Read("pipe", 0, {&target, 1}, Soon()).code(), Code::kNotFound);
 }
 
-// Which of the caller's bytes went to the kernel from where they lie.
+// Counts the bytes that the kernel gets directly from the caller's memory.
 TEST(PosixSink, AlignedMemoryGoesToTheDiskAsItLies) {
   Faults faults;
   PosixPlace place(faults.calls());
@@ -201,7 +202,7 @@ TEST(PosixSink, AlignedMemoryGoesToTheDiskAsItLies) {
 }
 
 TEST(PosixSink, ThePageCacheDoesNotGrow) {
-  // tmpfs is a page cache, and has nowhere else to put files.
+  // On tmpfs the page cache is the only place for files.
   posix::Syscalls calls = posix::RealSyscalls();
   calls.direct_alignment = [](int, posix::DirectAlignment* alignment) {
     *alignment = {};
@@ -252,7 +253,7 @@ TEST(PosixSink, ALeftoverIsFoundByThisMachineOnlyWhenNobodyHoldsIt) {
   EXPECT_THAT(place.Everything(), ElementsAre("file"));
 }
 
-// What is read back is what counts, not what somebody once said.
+// The bytes that are read back decide.
 TEST(PosixSink, ALeftoverWithOtherBytesIsNotTaken) {
   PosixPlace place;
   const auto sink = place.Open().value();
@@ -275,7 +276,7 @@ TEST(PosixSink, AFullDiskLeavesNothingAndIsWrittenAgainWhenThereIsRoom) {
   PosixPlace place;
   const std::string mounted = place.path() + "/disk";
   std::filesystem::create_directory(mounted);
-  // Of this process alone, so that nothing stays if it dies.
+  // Mounted only for this process, so that nothing remains if it dies.
   if (unshare(CLONE_NEWNS) != 0 || mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
       mount("none", mounted.c_str(), "tmpfs", 0, "size=1m") != 0)
     GTEST_SKIP() << "a small tmpfs cannot be mounted: " << std::strerror(errno);

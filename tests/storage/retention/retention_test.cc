@@ -24,7 +24,7 @@ RetainedStep Step(uint64_t step, const std::string& user = "{}") {
   return made;
 }
 
-// The numbers of the steps that stay, in the order given.
+// The numbers of the kept steps, in the given order.
 std::vector<uint64_t> Kept(const RetentionRules& rules, const std::vector<RetainedStep>& steps) {
   const std::vector<unsigned> kept = ChooseKept(rules, steps, kNow);
   std::vector<uint64_t> numbers;
@@ -92,7 +92,7 @@ TEST(Retention, WithinCountsFromNowAndTheFutureStays) {
   std::vector<RetainedStep> steps = {Step(1), Step(2), Step(3), Step(4)};
   steps[0].time_s = kNow - 100;
   steps[1].time_s = kNow - 99;
-  steps[2].time_s = kNow + 1'000'000;  // a clock that is wrong
+  steps[2].time_s = kNow + 1'000'000;  // a wrong clock
   steps[3].time_s = 0;
   RetentionRules rules;
   rules.keep_within_s = 100;
@@ -114,7 +114,7 @@ TEST(Retention, DamagedStepsNeitherCountNorHideTheLastGoodOne) {
   std::vector<RetainedStep> steps = {Step(1), Step(2), Step(3), Step(4), Step(5)};
   steps[1].good = steps[3].good = steps[4].good = false;
   const std::vector<unsigned> kept = ChooseKept(Newest(1), steps, kNow);
-  // 4 and 5 are newer than the last good one, and may be repaired or read in part.
+  // Steps 4 and 5 are newer than the last good one, and may be repaired or read in part.
   EXPECT_THAT(kept,
               ElementsAre(kKeptNot, kKeptNot, kKeptNewest | kKeptLastGood, kKeptLastGood, kKeptLastGood));
   RetentionRules every;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// An HTTP server of a few lines, in this process: it reads requests, throws their bodies away and answers what a
-// function says. For what the strict server is not: Google's dialect, and a store that costs next to nothing.
+// A small HTTP server in this process. It reads requests, discards their bodies and sends the answers of a
+// function. It covers what the strict server does not: Google's dialect, and a store with almost no cost.
 
 #ifndef ROPETEAM_TESTS_STORAGE_S3_CANNED_SERVER_H_
 #define ROPETEAM_TESTS_STORAGE_S3_CANNED_SERVER_H_
@@ -17,20 +17,21 @@
 namespace ropeteam::storage::test {
 
 struct CannedRequest {
-  std::string head;  // request line and headers, as they came, without the empty line
+  std::string head;  // request line and headers as received, without the empty line
   uint64_t body_bytes = 0;
   std::string body;  // the first 4 KiB of it
-  // A header's value by its name in lower case; empty: it is not there.
+  // A header's value by its lower-case name; empty: not present.
   std::string Header(const std::string& name) const;
   std::string line() const { return head.substr(0, head.find("\r\n")); }
 };
 
 class CannedServer {
  public:
-  // "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" and the like; from one thread a connection, many at a time.
+  // Returns for example "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n". Each connection calls it from a
+  // thread of its own.
   using Answer = std::function<std::string(const CannedRequest& request)>;
   explicit CannedServer(Answer answer);
-  ~CannedServer();  // clients have gone
+  ~CannedServer();  // all clients must have disconnected
 
   int port() const { return port_; }
   std::vector<CannedRequest> requests();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The suite of all sinks against somebody else's idea of S3: moto, where tests/python/test_moto.py has started one and
-// names it. It takes wrong signatures and checksums, and gives a file of parts another CRC32C than its own, so checksums are
-// off.
+// The suite of all sinks against another implementation of S3: moto, if tests/python/test_moto.py has started
+// it and passed its address. moto accepts wrong signatures and checksums. For a file of parts it returns
+// another CRC32C, so checksums are off.
 
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ std::string Endpoint() {
   return endpoint == nullptr ? "" : endpoint;
 }
 
-// A prefix of its own in the one bucket.
+// A prefix of its own in the shared bucket.
 class MotoPlace : public SinkPlace {
  public:
   Result<std::unique_ptr<Sink>> Open() override {

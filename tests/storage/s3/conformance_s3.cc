@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The suite of all sinks, over the strict server: as it is, and with what older stores lack.
+// The suite of all sinks over the strict server: with all features, and without those that older stores lack.
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where keys, regions and endpoints come from: an environment and files of the test, and answers of metadata services
-// that the test gives.
+// The sources of keys, regions and endpoints: the test's environment and files, and simulated answers of
+// metadata services.
 
 #include "storage/s3/credentials.h"
 
@@ -64,7 +64,7 @@ class CredentialsTest : public testing::Test {
     origin_ = (*source)->Describe();
     return (*source)->Load(Deadline::max());
   }
-  // `answers_` by "METHOD url"; requests are recorded with their first header.
+  // Answers from `answers_` by "METHOD url"; records requests with their headers and bodies.
   Result<HttpReply> Answer(const HttpRequest& request) {
     std::string line = request.method + " " + request.url;
     requests_ += line;
@@ -312,7 +312,7 @@ TEST_F(CredentialsTest, DescribeHasTheOriginAndNoSecret) {
       "AWS_ACCESS_KEY_ID");
 }
 
-// A source that hands out one set of keys after the other, and can be held.
+// A source that returns a new set of keys with each load, and can be blocked.
 class StubSource : public CredentialSource {
  public:
   std::string Describe() const override { return "stub"; }
@@ -377,7 +377,7 @@ TEST_F(CredentialCacheTest, WhatTheStoreCallsExpiredIsLoadedAgain) {
   ASSERT_TRUE(first.ok());
   cache_.Expire(*first);
   EXPECT_EQ(Key(), "key2");
-  cache_.Expire(*first);  // of a slower thread: those are gone already
+  cache_.Expire(*first);  // from a slower thread: these keys were replaced already
   EXPECT_EQ(Key(), "key2");
 }
 

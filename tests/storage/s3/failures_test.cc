@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What goes wrong between a sink and its store, one story a test. "Nothing half-written is offered" stands in each: the
-// file is whole under its name, or not there.
+// Failures between a sink and its store, one per test. In every test, the file under its name is complete or
+// absent, never half-written.
 
 #include <thread>
 
@@ -141,7 +141,7 @@ TEST_F(FailuresTest, AFileThatIsReplacedInTheMiddleOfAReadIsReadAsOne) {
   Start();
   const std::string older = Bytes(2 << 20), newer(2 << 20, 'n');
   ASSERT_TRUE(Put("file", older).ok());
-  // The first GET breaks; before the second comes, a writer replaces the file.
+  // The first GET breaks. A writer then replaces the file, usually before the second GET.
   times_.retry.base = times_.retry.cap = seconds(2);
   sink_ = Open();
   server_->Fault({{"kind", "truncate"}, {"after_bytes", 1 << 20}, {"match", {{"operation", "GetObject"}}}});
@@ -151,7 +151,7 @@ TEST_F(FailuresTest, AFileThatIsReplacedInTheMiddleOfAReadIsReadAsOne) {
   server_->Control("put", {{"bucket", "bucket"}, {"key", "prefix/file"}, {"text", newer}});
   reader.join();
   ASSERT_TRUE(found.ok()) << found.status().ToString();
-  // The second GET came before the writer, or after it: one file or the other, never a part of each.
+  // The result is one file or the other, never a part of each.
   EXPECT_TRUE(*found == older || *found == newer);
 }
 
@@ -170,7 +170,7 @@ TEST_F(FailuresTest, BytesThatAreNotThoseOfTheirChecksumAreRefusedByTheStore) {
   std::string file = Bytes(2 * kPart);
   const auto upload = Begin("file", file);
   const uint32_t right = Crc(std::string_view(file).substr(0, kPart));
-  file[100] ^= 1;  // in memory, after the checksum was taken
+  file[100] ^= 1;  // in memory, after the checksum was computed
   const Piece piece = PieceOf(std::string_view(file).substr(0, kPart));
   const Status status = upload->PutPart(0, {&piece, 1}, right, Soon());
   EXPECT_EQ(status.code(), Code::kCorrupt) << status.ToString();
@@ -233,7 +233,7 @@ TEST_F(FailuresTest, AnotherFileIsNotTakenForTheUploadWhoseAnswerIsLost) {
   const std::string file = Bytes(2 * kPart);
   ASSERT_TRUE(Put("file", Bytes(2 * kPart - 1)).ok());
   const auto upload = Begin("file", file);
-  // Unanswered, and then aborted by somebody: it cannot have been completed.
+  // The completion is not answered, and then another client aborts the upload: it cannot have been completed.
   server_->Fault(
       {{"kind", "reset"}, {"after_bytes", 10}, {"match", {{"operation", "CompleteMultipartUpload"}}}});
   server_->Fault(

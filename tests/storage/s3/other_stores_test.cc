@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Google's dialect, stores that take a condition and ignore it, and a name server that hangs.
+// Google's dialect, stores that accept a condition and ignore it, and a name server that hangs.
 
 #include <dlfcn.h>
 #include <gmock/gmock.h>
@@ -124,7 +124,7 @@ TEST(OldStoreTest, AStoreThatIgnoresRangesIsReadFromTheStartOnly) {
   EXPECT_EQ(sink->Read("file", 2, {&target, 1}, Soon()).code(), Code::kUnsupported);
 }
 
-// The name that getaddrinfo() of this process hangs on, until the test ends.
+// The host name for which getaddrinfo() hangs in this process, until the test ends.
 constexpr const char* kHangingHost = "hang.invalid";
 std::mutex hang_mutex;
 std::condition_variable hang_over;
@@ -147,7 +147,7 @@ TEST(NameServerTest, OneThatHangsIsLeftAtTheDeadline) {
 }  // namespace
 }  // namespace ropeteam::storage::test
 
-// In the place of the C library's: libcurl calls it from a thread of its own.
+// Replaces the C library's getaddrinfo(). libcurl calls it from a thread of its own.
 extern "C" __attribute__((visibility("default"))) int getaddrinfo(const char* node, const char* service,
                                                                   const addrinfo* hints, addrinfo** result) {
   namespace test = ropeteam::storage::test;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What stores answer, and what follows from it: XML, error codes, pauses.
+// Answers of stores and their interpretation: XML, error codes, pauses.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A strict server, sinks of it, and what the product logs meanwhile.
+// A strict server, sinks over it, and the log messages.
 
 #ifndef ROPETEAM_TESTS_STORAGE_S3_S3_TEST_BASE_H_
 #define ROPETEAM_TESTS_STORAGE_S3_S3_TEST_BASE_H_
@@ -67,7 +67,7 @@ class S3Test : public testing::Test {
     const Piece piece = PieceOf(part);
     return upload->PutPart(index, {&piece, 1}, Crc(part), deadline);
   }
-  // Of all parts that are not there.
+  // Uploads all missing parts and finishes.
   Status UploadAll(Upload* upload, const std::string& file) {
     for (uint32_t i = 0; i < upload->part_count(); ++i) {
       const auto part = std::string_view(file).substr(i * upload->part_bytes(), upload->PartLength(i));
@@ -84,14 +84,14 @@ class S3Test : public testing::Test {
     return found;
   }
   std::optional<std::string> Stored(const std::string& name) { return server_->Object("prefix/" + name); }
-  // Megabytes are compared without being printed.
+  // Compares megabytes without printing them.
   bool StoredIs(const std::string& name, const std::string& file) { return Stored(name) == file; }
   nlohmann::json StoredState(const std::string& name) {
     return server_->State()["objects"][StrictServer::kBucket]["prefix/" + name];
   }
-  // A copy of what the server remembers of its requests: a loop over a part of a temporary would dangle.
+  // A copy of the server's request log: a loop over a part of a temporary would dangle.
   nlohmann::json RequestLog() { return server_->State()["log"]; }
-  // Messages of at least this level that have `part` in them.
+  // The number of messages of at least this level that contain `part`.
   int Logged(LogLevel level, const std::string& part) {
     const std::lock_guard lock(log_mutex_);
     int count = 0;

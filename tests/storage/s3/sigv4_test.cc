@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Signatures against those that AWS publishes: the examples of "Signature Calculations for the Authorization Header" of
-// the S3 API reference, and the cases of the aws-sig-v4-test-suite that S3's rules (a path is encoded once and
-// not normalised) leave as they are.
+// Compares signatures with those that AWS publishes: the examples of "Signature Calculations for the
+// Authorization Header" in the S3 API reference, and the cases of the aws-sig-v4-test-suite that are also
+// valid under S3's rules (a path is encoded once and not normalised).
 
 #include "storage/s3/sigv4.h"
 
@@ -192,7 +192,7 @@ TEST(SigV4, SignsTheCasesOfTheTestSuite) {
   }
 }
 
-// Publishes its canonical request only as text: the suite's get-space and get-utf8.
+// The suite's get-space and get-utf8: only the encoded paths are compared.
 TEST(SigV4, EncodesThePathsOfTheTestSuite) {
   EXPECT_EQ(UriEncode("/example space/", true), "/example%20space/");
   EXPECT_EQ(UriEncode("/\u1234", true), "/%E1%88%B4");

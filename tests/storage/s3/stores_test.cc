@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What the sink asks of stores of different kinds, and what it makes of their answers, beyond the suite of all sinks.
+// The sink's requests to stores of different kinds, and how it treats their answers, beyond the suite of all
+// sinks.
 
 #include <cstdlib>
 #include <thread>
@@ -109,7 +110,7 @@ TEST_F(StoresTest, AStoreWithoutChecksumsIsFoundOutOnceAndGetsMd5) {
       EXPECT_TRUE(entry["headers"].contains("content-md5"));
     }
   }
-  // Now the sink compares the bytes with their checksum.
+  // Now the sink itself compares the bytes with their checksum.
   upload = Begin("corrupt", file);
   const Piece piece = PieceOf(std::string_view(file).substr(0, kPart));
   const int before = server_->Count("UploadPart");

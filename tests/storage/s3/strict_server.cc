@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kReplyBytesMax = 256 << 20;
 
-// The bytes up to a newline; what came before the end where there is none.
+// The bytes up to a newline, or up to the end if there is no newline.
 std::string ReadLine(int fd) {
   std::string line;
   char c;

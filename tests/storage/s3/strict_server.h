@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The strict S3 server of server/, as a process of its own that ends with this object.
+// The strict S3 server of server/, in a process of its own that ends with this object.
 
 #ifndef ROPETEAM_TESTS_STORAGE_S3_STRICT_SERVER_H_
 #define ROPETEAM_TESTS_STORAGE_S3_STRICT_SERVER_H_
@@ -26,17 +26,17 @@ class StrictServer {
   static constexpr const char* kKey = "AKIATEST";
   static constexpr const char* kSecret = "a/secret+of=tests";
 
-  // Why it cannot run here, or empty.
+  // Why it cannot run here; empty: it can.
   static std::string Absent();
-  // With more of its options. Null, and the test has failed, when it does not start.
+  // `options`: further options of the server. If it does not start, the test fails and the result is null.
   static std::unique_ptr<StrictServer> Start(const std::vector<std::string>& options = {});
   ~StrictServer();
 
   int port() const { return port_; }
   std::string endpoint() const { return "http://127.0.0.1:" + std::to_string(port_); }
-  // "s3://bucket/<path>?endpoint=…" and what else is given, as "&name=value".
+  // "s3://bucket/<path>?endpoint=…", followed by `more`, as "&name=value".
   std::string Url(const std::string& path = "prefix", const std::string& more = "") const;
-  // Its keys, and no others.
+  // The server's keys only.
   std::map<std::string, std::string> Variables() const;
 
   // POST /_control/<name>.
@@ -44,9 +44,9 @@ class StrictServer {
   void Fault(const nlohmann::json& fault) { Control("fault", fault); }
   void ClearFaults() { Control("fault", {{"clear", true}}); }
   nlohmann::json State();
-  // How many requests of an operation ("UploadPart") came.
+  // The number of requests of an operation ("UploadPart").
   int Count(const std::string& operation);
-  // The bytes that lie under a key of the bucket; nullopt: none.
+  // The bytes under a key of the bucket; nullopt: none.
   std::optional<std::string> Object(const std::string& key);
 
  private:
@@ -60,9 +60,9 @@ class StrictServer {
   s3::Http http_{s3::Http::Options{}};
 };
 
-// An environment of `variables` alone; `now` of the system unless given.
+// An environment with these variables only; `now` is the system's clock.
 s3::Environment EnvironmentOf(std::map<std::string, std::string> variables);
-// Pauses and silences of milliseconds and seconds.
+// Pauses of milliseconds and timeouts of seconds.
 s3::ClientTimes ShortTimes();
 
 }  // namespace ropeteam::storage::test
