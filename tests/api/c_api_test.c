@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The C API from C11, linked with libropeteam.so and nothing else. Checks every argument error that needs no
- * daemon. With ROPETEAM_SOCKET set (and RANK and WORLD_SIZE, by default rank 0 of 1) it then saves a new step,
- * waits for it, and reads it back. Prints each failed check; returns 1 if there was any.
+ * daemon. With ROPETEAM_SOCKET set (and RANK and WORLD_SIZE, by default rank 0 of 1) it then saves a new
+ * step, waits for it, and reads it back. Prints each failed check; returns 1 if there was any.
  */
 #include <ropeteam/ropeteam.h>
 #include <stdio.h>
