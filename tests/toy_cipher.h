@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a driver does for StartCheck, in one call. Its cipher keeps no secret: it changes every word, other ones for each
-// salt and chunk, and knows its ciphertext again.
+// Does a driver's work for StartCheck in one call. Its cipher is not secret: it changes every word,
+// differently for each salt and chunk, and recognises its ciphertext.
 
 #ifndef ROPETEAM_TESTS_TOY_CIPHER_H_
 #define ROPETEAM_TESTS_TOY_CIPHER_H_
@@ -25,20 +25,20 @@ inline uint64_t ToyMix(uint64_t a, uint64_t b) {
 inline uint64_t ToyKey(const EncryptionSalt& salt, uint64_t chunk) {
   return ToyMix(ToyMix(ToyMix(salt.instance[0], salt.instance[1]), salt.count), chunk);
 }
-// Encrypts, and decrypts.
+// Encrypts and decrypts.
 inline std::string ToyCrypt(const std::byte* bytes, size_t length, uint64_t key) {
   std::string out(reinterpret_cast<const char*>(bytes), length);
   for (size_t at = 0; at < length; at += sizeof(uint64_t)) {
     uint64_t word = 0;
     const size_t part = std::min(sizeof(word), length - at);
     std::memcpy(&word, out.data() + at, part);
-    word ^= ToyMix(key, at) | 0x0101010101010101;  // no byte stays
+    word ^= ToyMix(key, at) | 0x0101010101010101;  // changes every byte
     std::memcpy(out.data() + at, &word, part);
   }
   return out;
 }
 
-// Of one range: whether it is good. `out` is what it was encrypted to.
+// Whether the range is good. `out`: the result of encrypting it.
 inline bool ToyCheck(std::byte* memory, const StartCheck::Range& range, EncryptedChunk* out) {
   const std::byte* bytes = memory + range.offset;
   if (range.pack)

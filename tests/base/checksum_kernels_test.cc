@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Every kernel that this CPU can run, against ISA-L: two implementations that share no line.
+// Compares every kernel that this CPU can run with ISA-L, which shares no code with ours.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,20 +17,20 @@
 namespace ropeteam {
 namespace {
 
-constexpr size_t kAlignments = 64;   // a cache line: what the copies align the destination to
-constexpr size_t kGuardBytes = 128;  // two lines before and after the destination, to catch a store too far
+constexpr size_t kAlignments = 64;   // a cache line: the copies align the destination to it
+constexpr size_t kGuardBytes = 128;  // two lines on each side, to catch stores outside the destination
 constexpr uint8_t kGuard = 0xa5;
 
 uint32_t IsalCrc32c(const uint8_t* data, size_t length, uint32_t crc = 0) {
   return ~crc32_iscsi(const_cast<uint8_t*>(data), static_cast<int>(length), ~crc);
 }
 
-// A destination of any alignment with guards around it.
+// A destination of any alignment, with guards around it.
 class GuardedBuffer {
  public:
   explicit GuardedBuffer(size_t length_max) : bytes_(length_max + kAlignments + 2 * kGuardBytes) {}
 
-  // `length` bytes at `alignment` modulo kAlignments; everything is the guard's value.
+  // Returns `length` bytes at `alignment` modulo kAlignments. All bytes have the guard's value.
   uint8_t* Prepare(size_t length, size_t alignment) {
     std::fill(bytes_.begin(), bytes_.end(), kGuard);
     const size_t now = (reinterpret_cast<uintptr_t>(bytes_.data()) + kGuardBytes) % kAlignments;
@@ -60,7 +60,8 @@ class ChecksumKernel : public testing::TestWithParam<const char*> {
   }
   void TearDown() override { ASSERT_TRUE(UseChecksumKernelForTest(std::string(chosen_).c_str())); }
 
-  // Checksums, copies and copies with checksum `length` bytes between these alignments, starting from `crc`.
+  // Checks the checksum, the copy and the copy with checksum of `length` bytes at these alignments, starting
+  // from `crc`.
   void CheckOne(size_t length, size_t source_alignment, size_t destination_alignment, uint32_t crc) {
     SCOPED_TRACE(testing::Message() << "length " << length << " source " << source_alignment
                                     << " destination " << destination_alignment << " crc " << crc);
@@ -78,7 +79,7 @@ class ChecksumKernel : public testing::TestWithParam<const char*> {
     ASSERT_TRUE(destination_.GuardsUntouched()) << "stored outside without checksum";
   }
 
-  // Above the longest group of streams, 4 x 64 KiB, so that every level of every loop is entered.
+  // More than the longest group of streams, 4 x 64 KiB, so that every level of every loop runs.
   static constexpr size_t kLengthMax = 600'000;
 
   std::string_view chosen_ = ChecksumKernelName();
@@ -92,7 +93,7 @@ TEST_P(ChecksumKernel, AgreesForEveryShortLength) {
     ASSERT_NO_FATAL_FAILURE(CheckOne(length, length % 7, length % 5, static_cast<uint32_t>(random_())));
 }
 
-// 4096 is where copies begin to go around the cache.
+// From 4096 bytes on, copies bypass the cache.
 TEST_P(ChecksumKernel, AgreesForEveryAlignmentOfSourceAndDestination) {
   GuardedBuffer small(8192);
   std::swap(destination_, small);
@@ -112,7 +113,7 @@ TEST_P(ChecksumKernel, AgreesForRandomLengthsAndAlignments) {
   }
 }
 
-// The lengths at which a loop over streams begins to be entered, and their neighbours.
+// Lengths at and near those from which a loop over streams runs.
 TEST_P(ChecksumKernel, AgreesAroundTheLengthsOfItsStreams) {
   for (const size_t stream : {256U, 4096U, 65536U}) {
     for (const size_t streams : {1U, 2U, 3U, 4U, 6U}) {

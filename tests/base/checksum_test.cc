@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What checksum.h promises, of the kernel that this machine uses.
+// The promises of checksum.h, tested on the kernel that this machine uses.
 
 #include "core/base/checksum.h"
 
@@ -22,7 +22,7 @@ std::vector<uint8_t> RandomBytes(size_t length, uint32_t seed) {
   return bytes;
 }
 
-// RFC 3720, appendix B.4, which writes the bytes in the order of the wire.
+// From RFC 3720, appendix B.4, which gives the bytes in wire order.
 TEST(Crc32c, HasTheValuesOfTheStandard) {
   std::vector<uint8_t> bytes(32, 0);
   EXPECT_EQ(Crc32c(bytes.data(), bytes.size()), 0x8a9136aaU);
@@ -76,7 +76,7 @@ TEST(Crc32cCombine, OfNothingAddedIsTheFirst) {
   EXPECT_EQ(Crc32cCombine(0, 0xdeadbeef, 1234), 0xdeadbeefU);
 }
 
-// Lengths whose number of bits does not fit in 64: combining twice by half the length is combining once.
+// Lengths whose number of bits overflows 64 bits: combining twice with half must equal combining once.
 TEST(Crc32cCombine, TakesAnyLength) {
   for (const uint64_t half :
        {uint64_t{1} << 31, uint64_t{1} << 40, uint64_t{1} << 60, (uint64_t{1} << 63) - 1}) {
@@ -99,7 +99,7 @@ TEST(ChecksumKernel, IsOneOfTheFourAndUnknownNamesAreRefused) {
   EXPECT_EQ(ChecksumKernelName(), name);
 }
 
-// One binary runs anywhere, so the fastest that this CPU has must be taken without being asked for.
+// One binary runs on any CPU, so it must choose the fastest kernel by itself.
 TEST(ChecksumKernel, IsTheFastestThatTheCpuCanRun) {
   const std::string_view chosen = ChecksumKernelName();
   for (const char* name : {"avx512", "avx2", "sse4.2", "portable"}) {

@@ -14,8 +14,8 @@ namespace {
 
 using testing::ElementsAre;
 
-// What an incarnation did after the step that the next one was restored from is abandoned, however far
-// it got.
+// Steps that an incarnation saved after the one that its successor restored are abandoned, whatever their
+// numbers.
 TEST(StepId, AStepOfALaterIncarnationIsNewerThanAnyOfAnEarlierOne) {
   EXPECT_LT((StepId{1, 1'000'000}), (StepId{2, 0}));
   EXPECT_LT((StepId{1, 4}), (StepId{1, 5}));
@@ -42,13 +42,13 @@ TEST(Ids, ArePrintedInWords) {
 TEST(Incarnation, IsCountedForPeopleAndGrowsWithTheEpochWhateverIsKnown) {
   const Incarnation first = NextIncarnation(0, 7);
   EXPECT_EQ(IncarnationNumber(first), 1u);
-  const Incarnation second = NextIncarnation(first, 7);  // of the same leader
+  const Incarnation second = NextIncarnation(first, 7);  // by the same leader
   EXPECT_GT(second, first);
   EXPECT_EQ(IncarnationNumber(second), 2u);
   const Incarnation later = NextIncarnation(second, 9);
   EXPECT_GT(later, second);
   EXPECT_EQ(IncarnationNumber(later), 3u);
-  // A leader that has heard of no incarnation.
+  // A leader that knows no incarnation.
   EXPECT_GT(NextIncarnation(0, 8), second);
   EXPECT_EQ(IncarnationNumber(NextIncarnation(0, 8)), 1u);
   EXPECT_NE(NextIncarnation(0, 9), later);

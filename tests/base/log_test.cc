@@ -15,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::Pair;
 
-// Records what is logged while it lives and puts the default sink back after.
+// Records the log during a test, then restores the default sink.
 class LogTest : public testing::Test {
  protected:
   void Install(LogLevel level) {
@@ -54,7 +54,7 @@ TEST_F(LogTest, TheLevelChangesWithoutTheSink) {
   EXPECT_THAT(lines_, ElementsAre(Pair(LogLevel::kInfo, "seen")));
 }
 
-// A sink is handed whole lines for a person: what is longer is cut, not split and not refused.
+// A sink gets whole lines for users. A longer line is cut, not split or refused.
 TEST_F(LogTest, ALongMessageIsCutAtTheLimit) {
   constexpr size_t kMessageBytesMax = 2048;  // with the terminating zero
   Install(LogLevel::kInfo);

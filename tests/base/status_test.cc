@@ -52,7 +52,7 @@ TEST(Status, EveryCodeHasAWordOfItsOwnAndAStrangeNumberHasOneToo) {
   EXPECT_STREQ(CodeName(static_cast<Code>(0xffffffff)), "unknown code");
 }
 
-// The numbers travel between processes and stand in the C API: a change here breaks both.
+// The numbers are sent between processes and are part of the C API. A change here breaks both.
 TEST(Status, CodesKeepTheirNumbers) {
   EXPECT_EQ(static_cast<uint32_t>(Code::kInvalidArgument), 1U);
   EXPECT_EQ(static_cast<uint32_t>(Code::kNoSpace), 4U);

@@ -19,7 +19,7 @@ TEST(Median, IsTheMiddleOrTheMeanOfTheTwoInTheMiddle) {
   EXPECT_DOUBLE_EQ(Median({9, 1, 5, 7}), 6);
 }
 
-// One slow pass slows both parts of it and so leaves the ratio alone.
+// A slow pass slows both parts equally and does not change the ratio.
 TEST(Ratio, PairsEachPassWithItsBaselineFirst) {
   EXPECT_DOUBLE_EQ(Ratio({20, 2, 22, 21, 1}, {10, 1, 11, 10.5, 0.5}), 2);
   EXPECT_DOUBLE_EQ(Ratio({3, 8, 5}, {1, 2, 5}), 3);

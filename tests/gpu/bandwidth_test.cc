@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How fast a save takes device memory into the arena, beside the best that the driver does into page-locked
-// memory. It prints figures and holds them against no bound: that is a benchmark's reader's to do.
+// The rate of saving device memory into the arena, compared with the driver's best rate into page-locked
+// memory. It prints figures without a bound; the reader judges them.
 
 #include <algorithm>
 #include <chrono>
@@ -59,7 +59,7 @@ TEST(BandwidthTest, ASaveBesideThePageLockedCopy) {
     const double seconds = SecondsOf([&] { EXPECT_OK(ropeteam_save_put(save.get(), "x", device, kBytes)); });
     if (round > 0) saves.push_back(seconds);
     ASSERT_OK(ropeteam_save_abort(save.get()));
-    // Its chunks come back only when the daemon has heard of it.
+    // The chunks are free again only when the daemon has received the abort.
     ASSERT_TRUE(daemon.WaitFor([&](const FakeCounts& counts) { return counts.aborts == round + 1; }));
   }
   std::sort(saves.begin(), saves.end());

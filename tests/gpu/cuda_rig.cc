@@ -11,7 +11,7 @@
 namespace ropeteam::test {
 namespace {
 
-// A test that asked the driver for something it must have ends here, with the call and the number.
+// Ends the test with the call and the error number if a necessary driver call fails.
 void Must(int result, const char* call) {
   if (result == 0) return;
   std::fprintf(stderr, "%s: CUDA error %d\n", call, result);
@@ -49,7 +49,7 @@ bool RealRig::Open(std::string* why) {
     *why = "the GPU driver of this machine lacks a call that these tests make";
     return false;
   }
-  // Pools came later than the rest; a driver without them has no such memory to test.
+  // Older drivers have no pools, so there is no such memory to test.
   if (!Find(library, "cuMemAllocAsync", &mem_alloc_async_)) mem_alloc_async_ = nullptr;
   if (const int result = init_(0); result != 0) {
     *why = "the GPU driver does not start: CUDA error " + std::to_string(result);
@@ -126,7 +126,7 @@ void RealRig::DestroyStream(void* stream) { MUST(stream_destroy_(stream)); }
 
 void RealRig::FillLater(void* stream, void* device, uint8_t value, uint64_t length) {
   const Scope scope(this, 0);
-  // Some milliseconds of work, in which a copy that did not wait would find another value.
+  // Some milliseconds of work: a copy that does not wait finds another value.
   constexpr int kFills = 500;
   for (int i = 1; i <= kFills; ++i) {
     const auto fill = static_cast<unsigned char>(i == kFills ? value : i % 50);
@@ -144,7 +144,7 @@ void RealRig::CopyOut(void* host, const void* device, uint64_t bytes, void* stre
 RealRig* TheRealRig(std::string* why) {
   static std::string reason;
   static RealRig* rig = []() -> RealRig* {
-    auto* made = new RealRig;  // as long as the process: contexts are given back by its end
+    auto* made = new RealRig;  // never freed: the end of the process releases the contexts
     return made->Open(&reason) ? made : nullptr;
   }();
   *why = reason;

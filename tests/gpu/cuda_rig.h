@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The device memory suite's GPU where there is a real one, through the driver found at run time.
+// A real GPU for the device memory suite, through the driver found at run time.
 
 #ifndef ROPETEAM_TESTS_GPU_CUDA_RIG_H_
 #define ROPETEAM_TESTS_GPU_CUDA_RIG_H_
@@ -14,7 +14,7 @@ namespace ropeteam::test {
 
 class RealRig : public CudaRig {
  public:
-  // False, with the reason, when there is no GPU.
+  // False, with the reason, if there is no GPU.
   bool Open(std::string* why);
 
   int devices() override { return devices_; }
@@ -26,7 +26,7 @@ class RealRig : public CudaRig {
   void DestroyStream(void* stream) override;
   void FillLater(void* stream, void* device, uint8_t value, uint64_t length) override;
   void Synchronize(void* stream) override;
-  // The yardstick of the bandwidth test.
+  // The baseline of the bandwidth test.
   void CopyOut(void* host, const void* device, uint64_t bytes, void* stream);
 
  private:
