@@ -377,7 +377,7 @@ TEST_F(ViewCallsTest, ObjectsAndRangesThatAreNotThereAreRefused) {
                "which has 5");
   EXPECT_FAILS(ropeteam_view_read(view.get(), "x", 0, nullptr, 2, 0), ROPETEAM_INVALID_ARGUMENT, "NULL");
   EXPECT_OK(ropeteam_view_read(view.get(), "x", 5, nullptr, 0, 0));
-  // Good bytes on this node need no time.
+  // Good bytes on this node are read even with a timeout of 0.
   EXPECT_OK(ropeteam_view_read(view.get(), "x", 4, &byte, 1, 0));
   EXPECT_EQ(byte, 's');
 }

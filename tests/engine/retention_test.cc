@@ -90,7 +90,7 @@ TEST_F(RetentionTest, ACommitThatNotEveryMemberHasMarkedReleasesNothing) {
   EXPECT_THAT(plan.released, IsEmpty());
 }
 
-// Its copies are read on their way to storage, however many newer steps are committed meanwhile.
+// Its copies are being written to storage, even if newer steps are committed meanwhile.
 TEST_F(RetentionTest, ACommittedStepThatIsBeingPersistedIsKept) {
   for (Step step = 1; step <= 4; ++step) Whole({kCurrent, step});
   persisting_ = {{{kCurrent, 1}}, {{kCurrent, 9}}};

@@ -89,8 +89,8 @@ class SeededRun {
   }
   void AddFresh() {
     const uint64_t number = ++names_;
-    // Never 0: nodes_expected does not match the number of nodes here, so the start of the whole job is not
-    // simulated.
+    // Never 0: nodes_expected is not the number of nodes here, so no start may count as that of the whole
+    // job.
     cluster_.Add(Numbered("n", number), static_cast<uint32_t>(Pick(1, 6)));
   }
   void Restart(const Member& dead) { cluster_.Add(dead.name, dead.ordinal); }

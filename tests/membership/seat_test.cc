@@ -169,8 +169,8 @@ class SeatTest : public ::testing::Test {
     return state;
   }
   void Contact(Node* node, bool registered) { Perform(node, node->seat->OnContact(now_, registered)); }
-  // Starts three nodes. Node 1 has held the role for longer than a new holder cannot be deposed; all are in
-  // the view of epoch 5 and have contact.
+  // Starts three nodes. Node 1 has had the role for long enough that it can be deposed. All are in the view
+  // of epoch 5 and have contact.
   void StartThree() {
     for (const NodeId id : {1, 2, 3}) Add(id, static_cast<uint32_t>(id) - 1);
     RunFor(100);

@@ -97,8 +97,8 @@ class InprocRig final : public Rig {
   int next_ = 0;
 };
 
-// transport_test_peer in a process of its own; it prints its address and key and takes commands on its
-// standard input.
+// Runs transport_test_peer as a process. It prints its address and key and takes commands on its standard
+// input.
 class ProcessPeer final : public RemotePeer {
  public:
   ProcessPeer(const std::string& kind, Memory* memory, const std::string& former_name) {
