@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Real members over gRPC on loopback, in this process and in others. Tests wait for a condition with a
-// deadline, never only for time to pass.
+// Real members over gRPC on loopback, in this process and in others. Tests can wait for a condition with a
+// deadline instead of only for time to pass.
 
 #ifndef ROPETEAM_TESTS_MEMBERSHIP_STANDALONE_CLUSTER_H_
 #define ROPETEAM_TESTS_MEMBERSHIP_STANDALONE_CLUSTER_H_
@@ -51,7 +51,7 @@ class TestMember {
   bool HasLease();
   View LastView();
   size_t ViewCount();
-  // Whether epochs grew and every view contained this member.
+  // Whether epochs grew and every view contained its leader.
   bool orderly();
 
   // Far more than any operation should take, so a slow machine is not a failure.
