@@ -51,7 +51,7 @@ class TestMember {
   bool HasLease();
   View LastView();
   size_t ViewCount();
-  // Whether epochs grew and every view contained its leader.
+  // Whether epochs grew, and every view contained its leader and this member.
   bool orderly();
 
   // Far more than any operation should take, so a slow machine is not a failure.
