@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Counts calls of operator new. In a file of its own: where the compiler could look into both, it would warn
-// of what is right here, that memory of new goes to free().
+// Counts calls of operator new. These functions have a file of their own: if the compiler could inline them,
+// it would warn that memory of new goes to free(), which is right here.
 
 #include <cstdlib>
 #include <new>
@@ -12,7 +12,7 @@ namespace {
 thread_local uint64_t allocations_of_thread = 0;
 }  // namespace
 
-// libropeteam.so takes these too: it imports them like every user of libstdc++.
+// libropeteam.so uses these, too: it imports operator new, as every user of libstdc++ does.
 void* operator new(size_t bytes) {
   ++allocations_of_thread;
   void* memory = std::malloc(bytes != 0 ? bytes : 1);

@@ -35,14 +35,14 @@ extern char** environ;
 namespace ropeteam::bench {
 namespace {
 
-constexpr uint64_t kKey = 1;          // of the target's memory, where keys are ours to choose
+constexpr uint64_t kKey = 1;          // of the target's memory, if the provider lets us choose keys
 constexpr double kStuckSeconds = 30;  // a pass that moves nothing for this long has failed
-// Of the target's completion queue, for each look at its commands
+// The target polls its completion queue this often between two looks at its commands.
 constexpr uint32_t kPollsPerCommandLook = 256;
 constexpr size_t kNameBytesMax = 256;
 constexpr size_t kHugePage = 2 << 20;
 
-// What the target tells about itself.
+// The target's address and memory, as it sends them.
 struct Greeting {
   uint64_t address = 0;
   uint64_t key = 0;
@@ -66,7 +66,7 @@ struct Closer {
 template <typename T>
 using Owned = std::unique_ptr<T, Closer>;
 
-// One process's end: an endpoint and touched memory.
+// One process's side: an endpoint and touched memory.
 class End {
  public:
   ~End() {
@@ -138,7 +138,7 @@ class End {
     return get ? fi_readmsg(endpoint_.get(), &message, flags) : fi_writemsg(endpoint_.get(), &message, flags);
   }
 
-  // How many operations have completed since the last call; an error ends the loop.
+  // The number of operations completed since the last call; an error ends the loop.
   Result<uint64_t> Completed() {
     fi_cq_entry entries[64];
     const ssize_t count = fi_cq_read(completions_.get(), entries, 64);
@@ -203,7 +203,7 @@ class End {
     if (mapped == MAP_FAILED)
       return ErrnoError(errno, "mmap of %llu bytes", static_cast<unsigned long long>(mapped_));
     memory_ = mapped;
-    (void)madvise(memory_, mapped_, MADV_HUGEPAGE);  // faster where there are huge pages, no harm where not
+    (void)madvise(memory_, mapped_, MADV_HUGEPAGE);  // a failure is harmless: pages are small then
     std::memset(memory_, 0x5a, mapped_);
     return Make("fi_mr_reg", &memory_region_, [&](fid_mr** out) {
       return fi_mr_reg(domain_.get(), memory_, mapped_, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
@@ -256,7 +256,7 @@ struct BareFiLoop::State {
   std::vector<fi_context2> contexts;
 
   ~State() {
-    if (commands >= 0) close(commands);  // the target ends when its commands do
+    if (commands >= 0) close(commands);  // the target ends at the end of its input
     if (answers >= 0) close(answers);
     if (target > 0) waitpid(target, nullptr, 0);
   }
@@ -291,7 +291,7 @@ struct BareFiLoop::State {
     return OkStatus();
   }
 
-  // 'g': poll until told otherwise; 's': sleep. The target answers with the same letter when it does.
+  // 'g': poll until the next command; 's': sleep. The target answers with the same letter.
   Status Tell(char command) {
     char answer = 0;
     if (!WriteAll(commands, &command, 1) || !ReadAll(answers, &answer, 1) || answer != command)
@@ -330,7 +330,7 @@ struct BareFiLoop::State {
     return OkStatus();
   }
 
-  // A byte read behind the writes: on these connections the target handles it after them.
+  // Reads one byte after the writes: on these connections the target handles the read after them.
   Status Fence() {
     while (true) {
       const ssize_t result = end.Post(/*get=*/true, 0, 1, FI_COMPLETION, &contexts[0]);
@@ -356,7 +356,7 @@ Status BareFiLoop::Start(const BareFiOptions& options) {
   state_.reset();
   if (options.bytes == 0 || options.operation_bytes == 0 || options.outstanding == 0)
     return Error(Code::kInvalidArgument, "the bare loop wants bytes, operation bytes and outstanding");
-  // The process may hold Ropeteam's own transport too, and libfabric reads these once.
+  // libfabric reads these variables once, and the process may also use Ropeteam's own transport.
   SetOfiEnvironment();
   auto state = std::make_unique<State>();
   state->options = options;
@@ -405,13 +405,13 @@ int BareFiTargetMain(int argc, char** argv) {
   if (!WriteAll(1, &greeting, sizeof greeting)) return 1;
   char command = 's';
   while (true) {
-    // Asleep: the next command, or the end of them.
+    // The target sleeps here until the next command or the end of its input.
     if (!ReadAll(0, &command, 1)) return 0;
     if (!WriteAll(1, &command, 1)) return 0;
     pollfd commands{0, POLLIN, 0};
     while (command == 'g') {
       for (uint32_t i = 0; i < kPollsPerCommandLook; i++)
-        if (!end.Completed().ok()) break;  // the initiator's connection; it will tell
+        if (!end.Completed().ok()) break;  // the initiator reports a broken connection
       if (poll(&commands, 1, 0) > 0) break;
     }
   }

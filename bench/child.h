@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A process that a measurement needs beside itself: a target, or a tool of the fabric's own. It does not
-// outlive this one's Child. Not thread-safe.
+// A child process that a measurement needs: a target, or a tool of the fabric. Child's destructor kills it.
+// Not thread-safe.
 
 #ifndef ROPETEAM_BENCH_CHILD_H_
 #define ROPETEAM_BENCH_CHILD_H_
@@ -22,19 +22,19 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
-  // `command[0]` is looked for on PATH. Its standard input and output are ours, its standard error stays this
-  // process's, or goes where its output goes. kUnsupported when there is no such program.
+  // Looks for `command[0]` on PATH. Its standard input and output are pipes to this process. Its standard
+  // error is this process's, or with `errors_too` the same pipe as its output. kUnsupported if it cannot be
+  // started.
   Status Start(const std::vector<std::string>& command, bool errors_too = false);
-  // One line without its end; empty when the output has ended.
+  // One line without its line break; empty if the output has ended.
   std::string ReadLine();
   // Everything up to the end of the output.
   std::string ReadAll();
   bool Write(const std::string& text);
-  // The exit code, waiting for it; 128 + signal when it was killed.
+  // Waits for the process to end and returns its exit code; 128 + signal if a signal killed it.
   int Wait();
   void Kill();
-  // Asks it to end with SIGTERM.
-  void Terminate();
+  void Terminate();  // sends SIGTERM
   pid_t pid() const { return pid_; }
 
  private:
@@ -43,10 +43,10 @@ class Child {
   pid_t pid_ = -1;
   int commands_ = -1;
   int answers_ = -1;
-  std::string ahead_;  // read and not yet handed out
+  std::string ahead_;  // read from the pipe, not yet returned
 };
 
-// Seconds of processor time that the process has used, its threads together; 0 when it is gone.
+// Processor time in seconds that all threads of the process have used; 0 if the process has ended.
 double ProcessorSecondsOf(pid_t pid);
 
 }  // namespace ropeteam::bench

@@ -26,11 +26,11 @@ extern char** environ;
 namespace ropeteam::bench {
 namespace {
 
-constexpr int64_t kTimeoutMs = 60'000;    // for anything that should take seconds on a busy machine
+constexpr int64_t kTimeoutMs = 60'000;    // for calls that take seconds at most, even on a busy machine
 constexpr int kReadyTimeoutMs = 120'000;  // a large arena is pre-faulted at 0.3 to 2 GB/s
 constexpr int kStopTimeoutMs = 20'000;
 
-// Beside this program, as installed, else in the build tree around it.
+// ropeteamd beside this program if installed, else the one of the build tree.
 std::string FindDaemon() {
   const std::filesystem::path own = std::filesystem::read_symlink("/proc/self/exe").parent_path();
   const std::filesystem::path beside = own / "ropeteamd";
@@ -91,7 +91,7 @@ ProcessUse UseOf(pid_t pid) {
   std::vector<std::string> values;
   for (std::string value; fields >> value;) values.push_back(value);
   if (values.size() < 13) throw BenchError("process " + std::to_string(pid) + " is gone");
-  // Behind the name: state is field 3 of proc(5); minflt 10, majflt 12, utime 14, stime 15.
+  // values[0] is the state, field 3 of proc(5); minflt is field 10, majflt 12, utime 14, stime 15.
   ProcessUse use;
   use.page_faults = std::stoull(values[7]) + std::stoull(values[9]);
   use.cpu_seconds = static_cast<double>(std::stoull(values[11]) + std::stoull(values[12])) /
@@ -169,7 +169,7 @@ void Cluster::Start(uint32_t number) {
       failed == 0 && poll(&waiting, 1, kReadyTimeoutMs) == 1 && read(ready[0], line, sizeof(line)) > 0;
   close(ready[0]);
   if (!up) throw BenchError(arguments[0] + " did not get ready: " + EndOfFile(node.log));
-  // The arena's name is the daemon's choice; it says so itself.
+  // The daemon chooses the arena's name and reports it.
   const Result<std::string> json = Ask(number, local::AdminCommand::kNode);
   if (!json.ok()) throw BenchError(json.status().ToString());
   node.arena = nlohmann::json::parse(*json).at("daemon").at("arena").get<std::string>();
@@ -186,7 +186,7 @@ void Cluster::Stop(uint32_t number, int signal) {
     }
     node.pid = -1;
   }
-  std::error_code ignored;  // it may never have been made
+  std::error_code ignored;  // the arena may not exist
   if (!node.arena.empty()) std::filesystem::remove(node.arena, ignored);
 }
 
@@ -224,7 +224,7 @@ BenchRank::BenchRank(const std::string& socket, uint32_t rank, uint32_t world_si
   Check(ropeteam_open(&options, &handle_), "open");
 }
 
-// Begins the save, has `put` fill it, commits it.
+// Begins a save, fills it by `put`, and commits it.
 template <typename Put>
 void BenchRank::Save(uint64_t step, uint64_t bytes, uint64_t objects, Put&& put) {
   const ropeteam_save_options_t options{sizeof(options), bytes, objects, 0};

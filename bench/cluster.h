@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A cluster of real daemons on this machine's loopback addresses, for the benchmarks that measure the whole
-// way. Every node is a ropeteamd process of its own; this process plays the ranks through libropeteam.so. Not
-// thread-safe.
+// A cluster of real daemons on this machine's loopback addresses, for end-to-end benchmarks. Every node is a
+// ropeteamd process of its own; this process acts as the ranks, through libropeteam.so. Not thread-safe.
 
 #ifndef ROPETEAM_BENCH_CLUSTER_H_
 #define ROPETEAM_BENCH_CLUSTER_H_
@@ -35,11 +34,11 @@ struct ClusterOptions {
   uint32_t nodes = 2;
   uint32_t replicas = 1;
   uint64_t memory_bytes = 0;           // of each arena
-  std::string provider;                // of libfabric; empty: the daemons' own choice
-  std::vector<std::string> arguments;  // more of them, for every daemon
+  std::string provider;                // of libfabric; empty: the daemons choose it
+  std::vector<std::string> arguments;  // further ones, for every daemon
 };
 
-// What a process has used so far.
+// The resources that a process has used so far.
 struct ProcessUse {
   uint64_t page_faults = 0;
   double cpu_seconds = 0;
@@ -49,7 +48,7 @@ ProcessUse UseOf(pid_t pid);
 
 class Cluster {
  public:
-  // Throws BenchError when a daemon does not come up, with the end of its log.
+  // Throws BenchError with the end of the daemon's log if a daemon does not become ready.
   explicit Cluster(const ClusterOptions& options);
   ~Cluster();  // ends the daemons and removes their arenas
   Cluster(const Cluster&) = delete;
@@ -57,13 +56,13 @@ class Cluster {
 
   pid_t pid(uint32_t node) const { return nodes_[node].pid; }
   const std::string& socket(uint32_t node) const { return nodes_[node].socket; }
-  // kill -9, and its memory with it.
+  // Kills the daemon with SIGKILL and removes its arena.
   void Lose(uint32_t node);
-  // A new instance under the old name, with an empty arena; returns when it is ready.
+  // Starts a new instance under the old name, with an empty arena; returns when it is ready.
   void Replace(uint32_t node);
-  // What its daemon answers, in JSON. From any thread.
+  // The daemon's answer in JSON. May be called from any thread.
   Result<std::string> Ask(uint32_t node, local::AdminCommand command) const;
-  // Memory regions that the daemons' transports have registered since their start, in all.
+  // The number of memory regions that all daemons' transports have registered since their start.
   uint64_t Registrations() const;
 
  private:
@@ -83,7 +82,7 @@ class Cluster {
   std::vector<Node> nodes_;
 };
 
-// A rank of a world. Throws BenchError with the library's words when a call fails.
+// A rank of a world. Throws BenchError with the library's message if a call fails.
 class BenchRank {
  public:
   BenchRank(const std::string& socket, uint32_t rank, uint32_t world_size,
@@ -92,18 +91,18 @@ class BenchRank {
   BenchRank(const BenchRank&) = delete;
   BenchRank& operator=(const BenchRank&) = delete;
 
-  // Saves [data, data + bytes) as `objects` objects of the same size; at return the shard is LOCAL.
+  // Saves [data, data + bytes) as `objects` objects of equal size. When it returns, the shard is LOCAL.
   void Save(uint64_t step, const void* data, uint64_t bytes, uint64_t objects);
   // The same bytes as one object of `parts` parts.
   void SaveInParts(uint64_t step, const void* data, uint64_t bytes, uint64_t parts);
   void Wait(uint64_t step, ropeteam_level_t level);
-  // Now, without waiting.
+  // Whether the step has the level now; does not wait.
   bool Reached(uint64_t step, ropeteam_level_t level);
   void Persist(uint64_t step);
-  // The newest step; waits for it.
+  // The newest step that can be loaded. Throws BenchError if there is none.
   uint64_t Latest();
   ropeteam_view_t* OpenView(uint64_t step, uint32_t rank);
-  // Every object, one after the other, into `data`; closes the view.
+  // Reads all objects into `data`, one after the other, and closes the view.
   void ReadAll(ropeteam_view_t* view, void* data);
 
  private:
@@ -115,7 +114,7 @@ class BenchRank {
   std::vector<ropeteam_part_t> parts_;
 };
 
-// Counted from now on, in this thread: calls of operator new, by the library too.
+// The number of calls of operator new in this thread so far, including the library's.
 uint64_t AllocationsOfThisThread();
 
 }  // namespace ropeteam::bench

@@ -4,9 +4,9 @@
 //
 //     void AddCopyCommand(CLI::App& app, Bench& bench);
 //
-// which adds its subcommand with its options and a callback that measures and puts rows into the report that
-// bench.Start() gives. A callback that cannot measure, or that finds a wrong result, throws BenchError: the
-// words go to stderr and the exit code is 1.
+// which adds its subcommand with its options and a callback. The callback measures and adds rows to the
+// report of bench.Start(). If it cannot measure or finds a wrong result, it throws BenchError: the message
+// goes to stderr, and the exit code is 1.
 
 #ifndef ROPETEAM_BENCH_COMMAND_H_
 #define ROPETEAM_BENCH_COMMAND_H_
@@ -24,13 +24,14 @@ struct BenchError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What all subcommands share. The fields are the options of the whole program, set before a callback runs.
+// Shared by all subcommands. The fields are options of the whole program, set before a callback runs.
 class Bench {
  public:
   bool json = false;
-  int runs = 15;  // measured passes of everything, after one that is discarded
+  int runs = 15;  // measured passes, after one that is discarded
 
-  // Prints the header with the machine and `settings` ("size 256 MiB runs 15"), once, and makes the report.
+  // Prints the header with the machine and `settings` ("size 256 MiB runs 15"), and creates the report. Call
+  // it once.
   Report& Start(const std::string& settings) {
     report_.emplace(std::cout, json);
     (json ? std::cerr : std::cout) << Header(settings) << std::endl;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-bench control: what the control plane costs as the cluster grows. The leader is the real engine and
-// every message is a real one; the other nodes are models that send what a node with 8 ranks would send.
+// ropeteam-bench control: the cost of the control plane as the cluster grows. The leader is a real engine,
+// and all messages are real; the other nodes are models that send what a node with 8 ranks would send.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -20,7 +20,7 @@ struct ControlCommandOptions {
   std::vector<uint32_t> nodes = {16, 64, 256, 1024, 4096, 16384};
 };
 
-// The model tells the leader what real engines would: at this size both are run.
+// At this size, models and real engines are both run, to compare the bytes that they send.
 constexpr uint32_t kNodesCompared = 16;
 
 struct ControlSamples {
@@ -45,7 +45,7 @@ ControlSamples Measure(uint32_t nodes, int runs) {
   options.nodes = nodes;
   ControlCluster cluster(options);
   ControlSamples samples;
-  // The first steps fill the table up to what retention keeps, and the caches.
+  // The first steps warm the caches and fill the leader's table with as many steps as retention keeps.
   for (int run = -3; run < runs; ++run) {
     const StepCost cost = cluster.RunStep();
     if (run < 0) continue;
@@ -53,8 +53,8 @@ ControlSamples Measure(uint32_t nodes, int runs) {
     samples.bytes.push_back(static_cast<double>(cost.leader_bytes) / nodes);
     samples.core_percent.push_back(cost.leader_cpu_s * 100 / (static_cast<double>(kControlStepUs) * 1e-6));
   }
-  // With R = 1, the lost node's shards and those it held for another lack a copy in every step that is kept,
-  // until two steps of the next incarnation are committed.
+  // With one replica, two groups of shards lack a copy in every kept step: the lost node's own, and those
+  // that it held for another node. This lasts until two steps of the next incarnation are committed.
   while (samples.cpu_us_degraded.size() < static_cast<size_t>(runs)) {
     samples.view_change_us.push_back(cluster.LoseNode().leader_cpu_s * 1e6 / (nodes - 1));
     for (int step = 0; step < 2; ++step)

@@ -21,7 +21,7 @@ namespace ropeteam::bench {
 namespace {
 
 constexpr NodeId kLeaderId = 1;
-constexpr NodeId kFirstId = 2;          // of the nodes with ranks, in their order
+constexpr NodeId kFirstId = 2;          // of the nodes with ranks, in order of their ranks
 constexpr TimeUs kTickUs = 1'000;       // delivery time of a message
 constexpr TimeUs kReplicateUs = 5'000;  // from a shard's seal to its copy's
 constexpr TimeUs kSaveSpreadUs = 50'000;  // a node's ranks seal within this time
@@ -42,7 +42,7 @@ Member MemberOf(NodeId id) {
   return member;
 }
 
-// Replication between two nodes does not concern the leader, also where the leader's node takes part.
+// Replication messages are not control messages, even if the leader's node sends or receives them.
 bool IsControl(const std::string& bytes) {
   Envelope envelope;
   ROPETEAM_CHECK(Decode(bytes, envelope));
@@ -93,7 +93,7 @@ class ModelNode : public ControlNode {
       LeaderState state;
       ROPETEAM_CHECK(Decode(envelope.payload, state));
       Apply(state, out);
-    }  // orders to copy are never carried out: the copies stay missing
+    }  // orders to copy are ignored: the copies stay missing
     Tell(now, out);
   }
   void OnTimer(TimeUs now, std::vector<SendMessage>* out) override { Tell(now, out); }
@@ -247,7 +247,7 @@ class EngineNode : public ControlNode {
   Step committed() const override { return committed_; }
 
  private:
-  // Puts and checks succeed at once: this is about the control plane.
+  // Puts and checks succeed at once: only the control plane is measured.
   void Drain(TimeUs now, std::vector<SendMessage>* out) {
     while (!host_.engine().outbox().empty()) {
       const Outbox outbox = std::exchange(host_.engine().outbox(), Outbox());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// One leader and many nodes, for measuring what the leader costs: the leader is a real Engine, every message
-// to and from it is a real one, encoded. Time is simulated, so the size of the cluster costs memory only.
+// One leader and many nodes, to measure the cost of the leader. The leader is a real Engine, and every
+// message to and from it is real and encoded. Time is simulated, so a large cluster costs only memory.
 //
-// A node is a model (ModelNode), which keeps no shards but reports them with the real codec, or a real Engine
-// (EngineNode) that saves and replicates: the model is checked against it.
+// A node is a model (ModelNode) or a real Engine (EngineNode). The model keeps no shards, but reports them
+// with the real codec. The Engine saves and replicates; the model is checked against it.
 
 #ifndef ROPETEAM_BENCH_CONTROL_CLUSTER_H_
 #define ROPETEAM_BENCH_CONTROL_CLUSTER_H_
@@ -30,7 +30,7 @@ constexpr uint32_t kRanksPerNode = 8;
 constexpr uint32_t kControlReplicas = 1;
 constexpr TimeUs kControlStepUs = 10'000'000;  // the job saves a step this often
 
-// Memory and a store of its own, and the engine on it.
+// An engine with its own memory and store.
 class EngineHost {
  public:
   EngineHost(NodeId id, uint64_t chunks);
@@ -48,15 +48,15 @@ class EngineHost {
   std::unique_ptr<Engine> engine_;
 };
 
-// Runs what it is given, one after the other, on a thread of its own. The leader lives on one: its heap is then its
-// own too, as in a daemon, and its time is the thread's.
+// Runs functions one after the other on a thread of its own. The leader runs on such a thread: it then has
+// its own heap, as in a daemon, and the thread's processor time is the leader's.
 class Worker {
  public:
   Worker();
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
-  // Returns when it is done, with the processor time it took, in seconds.
+  // Waits until `work` is done and returns the processor time that it took, in seconds.
   double Run(const std::function<void()>& work);
 
  private:
@@ -69,7 +69,7 @@ class Worker {
   std::thread thread_;
 };
 
-// What a node does in the cluster's step. Outputs are appended to `out`.
+// A node of the cluster. Messages that it sends are appended to `out`.
 class ControlNode {
  public:
   virtual ~ControlNode() = default;
@@ -80,16 +80,17 @@ class ControlNode {
   virtual TimeUs NextTimer() const = 0;
   // All its ranks begin to save the step.
   virtual void BeginStep(TimeUs now, Step step, std::vector<SendMessage>* out) = 0;
-  // The node's local rank ends its save of a shard of the step, without a byte of payload.
+  // The node's local rank ends its save of the step; its shard has no payload.
   virtual void Save(TimeUs now, Step step, uint32_t local_rank, std::vector<SendMessage>* out) = 0;
-  // A copy of that rank's shard is sealed here. Engines see to that themselves.
+  // A copy of that rank's shard is sealed here. EngineNode ignores this, since engines replicate by
+  // themselves.
   virtual void Hold(TimeUs now, Step step, Rank rank, std::vector<SendMessage>* out) = 0;
   // The newest step that the leader has announced as committed.
   virtual Step committed() const = 0;
 };
 
 struct ControlOptions {
-  uint32_t nodes = 16;  // with ranks; the leader is one more, without
+  uint32_t nodes = 16;  // nodes with ranks; the leader is an additional node without ranks
   bool engines = false;
 };
 
@@ -103,11 +104,11 @@ class ControlCluster {
   explicit ControlCluster(const ControlOptions& options);
   ~ControlCluster();
 
-  // All ranks save the next step, and it is committed and told to every node. Throws BenchError if not.
+  // All ranks save the next step. Throws BenchError if it is not committed and announced to every node.
   StepCost RunStep();
-  // The last node is lost with its copies; the ranks of the others are the next incarnation. Models only.
+  // Removes the last node with its copies; the ranks of the others form the next incarnation. Models only.
   StepCost LoseNode();
-  // The lost node returns, empty, and the world is as before, in a new incarnation.
+  // The lost node returns without copies, and the world has its former size, in a new incarnation.
   StepCost ReturnNode();
 
  private:
@@ -117,7 +118,7 @@ class ControlCluster {
   };
   void ShowView();
   StepCost RunUntil(TimeUs end);
-  // Carries out what the leader wants, and notes when its timer is due.
+  // Carries out the leader's outbox, and notes when its timer is due.
   void DrainLeader(std::vector<SendMessage>* messages);
   void Arm(uint32_t node);
   void Take(NodeId from, std::vector<SendMessage>* messages);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-bench copy: what a save costs in the rank, where one pass copies into the arena and computes the
-// CRC32C, beside libc's memcpy, beside memcpy and then a CRC, and beside a copy around the cache that checks
-// nothing. All of these with one thread; then the same pass with as many as a rank here would take.
+// ropeteam-bench copy: the cost of a save in the rank, where one pass copies into the arena and computes the
+// CRC32C. Its baselines are libc's memcpy, memcpy followed by a CRC, and a copy around the cache without a
+// CRC. All of these use one thread. The same pass is then measured with as many threads as a rank here would
+// use.
 
 #include <isa-l.h>
 
@@ -26,15 +27,15 @@ namespace {
 constexpr size_t kMiB = size_t{1} << 20;
 
 struct CopyOptions {
-  // Much larger than any cache, or the figures would be the cache's.
+  // Much larger than any cache, so that the figures are those of the memory.
   size_t bytes = 256 * kMiB;
-  // A save fills chunks one after the other, so this is how libc's memcpy would be called in its place.
+  // A save fills one chunk after the other, so memcpy would also be called once per chunk.
   size_t chunk_bytes = 4 * kMiB;
   bool huge_pages = false;
-  uint32_t threads = 0;  // 0: as a rank
+  uint32_t threads = 0;  // 0: as many as a rank uses
 };
 
-// The compiler must not find out that nobody looks at a checksum.
+// Keeps the compiler from removing a checksum that is not used.
 volatile uint32_t checksum_sink;
 
 uint32_t IsalCrc32c(const uint8_t* data, size_t length) {
@@ -47,7 +48,7 @@ uint32_t IsalCrc32c(const uint8_t* data, size_t length) {
   return ~raw;
 }
 
-// As a save does it.
+// Copies as a save does.
 uint32_t CopyByTeam(client::CopyTeam& team, uint8_t* to, const uint8_t* from, size_t bytes) {
   const ropeteam_part_t part{from, bytes, nullptr, 0};
   client::CopyTeam::Turn turn(&team, {&part, 1}, bytes);
@@ -65,7 +66,7 @@ uint32_t CopyByTeam(client::CopyTeam& team, uint8_t* to, const uint8_t* from, si
   return crc;
 }
 
-// A benchmark of a wrong result would be worth nothing.
+// Checks that every candidate copies correctly, before anything is measured.
 void CheckResults(client::CopyTeam& team, uint8_t* to, const uint8_t* from, size_t bytes) {
   const uint32_t expected = IsalCrc32c(from, bytes);
   if (Crc32c(from, bytes) != expected) throw BenchError("Crc32c differs from ISA-L's");
@@ -133,7 +134,7 @@ void MeasureCopy(Bench& bench, const CopyOptions& options) {
   };
   compare("fused_vs_memcpy", "fused", "memcpy");
   compare("fused_vs_memcpy_by_chunk", "fused_by_chunk", "memcpy_by_chunk");
-  // Against the better of the two, our own CRC or ISA-L's: a slow CRC would flatter the fused copy.
+  // The baseline is the faster of our CRC and ISA-L's: a slow baseline would flatter the fused copy.
   const bool own_is_faster =
       Median(samples["memcpy_then_crc32c"]) > Median(samples["memcpy_then_crc32c_isal"]);
   compare("fused_vs_memcpy_then_crc", "fused",

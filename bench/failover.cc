@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-bench failover: a node is killed with its memory; how long until another node has read the lost rank's shard,
-// until the cluster's view is without the node, until a new incarnation's ranks know the newest step, and until every
-// shard has all its copies again. All from the moment of kill(), and all of one and the same kill.
+// ropeteam-bench failover: kills a node with its memory. It measures the time until another node has read the
+// lost rank's shard, until the cluster's view is without the node, until a new incarnation's ranks know the
+// newest step, and until every shard has all its copies again. All times begin at kill(), and a pass has one
+// kill.
 
 #include <poll.h>
 #include <signal.h>
@@ -27,7 +28,7 @@ struct FailoverOptions : ShardOptions {
   std::string provider = "tcp;ofi_rxm";
 };
 
-// A pass costs the start of a daemon with its arena: some seconds.
+// A pass starts a daemon with its arena, which takes some seconds.
 constexpr int kRunsMax = 9;
 constexpr uint32_t kNodes = 4;
 constexpr uint32_t kReplicas = 1;
@@ -37,7 +38,7 @@ constexpr double kGiveUpAfterS = 60;
 
 using Json = nlohmann::json;
 
-// What the leader says of the cluster; null while it does not answer.
+// The leader's status of the cluster; null if it does not answer.
 Json Status(const Cluster& cluster) {
   const Result<std::string> text = cluster.Ask(0, local::AdminCommand::kStatus);
   return text.ok() ? Json::parse(*text) : Json();
@@ -53,7 +54,8 @@ bool Whole(const Json& status, uint64_t step, size_t nodes) {
   });
 }
 
-// A survivor that has no copy of the lost node's shard, and another one for its rank to go on at.
+// `reader`: a surviving node without a copy of the lost rank's shard. `stand_in`: another one, where the lost
+// rank continues.
 struct Survivors {
   uint32_t reader = 0;
   uint32_t stand_in = 0;
@@ -78,7 +80,7 @@ struct Times {
   double redundancy = 0;
 };
 
-// Looks at the leader's words until the step has all its copies on the survivors.
+// Reads the leader's status until the step has all its copies on the surviving nodes.
 void WatchCluster(const Cluster& cluster, uint64_t step, double killed, Times* times) {
   for (std::optional<double> view;;) {
     const Json status = Status(cluster);
@@ -122,7 +124,7 @@ Times FailOver(Cluster* cluster, uint64_t step, int run, uint64_t objects, const
 
   Times times;
   const double killed = SecondsNow();
-  kill(cluster->pid(kLost), SIGKILL);  // what it leaves is removed off the clock
+  kill(cluster->pid(kLost), SIGKILL);  // its arena is removed later, outside the measured time
   std::future<void> watched =
       std::async(std::launch::async, [&] { WatchCluster(*cluster, step, killed, &times); });
   BenchRank& reader = *before[survivors.reader];
@@ -153,7 +155,8 @@ void RunFailover(Bench& bench, const FailoverOptions& options) {
   cluster_options.provider = options.provider;
   cluster_options.nodes = kNodes;
   cluster_options.replicas = kReplicas;
-  // Of the step before and of the new one: own shard, copy, what is copied or read in place of the lost node's.
+  // Four shards each of the previous and the new step: the node's own, the copy that it holds, and up to two
+  // that it copies or reads because of the lost node.
   cluster_options.memory_bytes = 2 * 4 * bytes + (128ull << 20);
   cluster_options.arguments = {"--keep-steps", "1"};
   Cluster cluster(cluster_options);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-bench idle: what two daemons that have work behind them and none before them cost: processor time,
-// and memory beyond the arena.
+// ropeteam-bench idle: the cost of two daemons that have done some saves and now have nothing to do:
+// processor time, and memory beyond the arena.
 
 #include <poll.h>
 
@@ -17,7 +17,7 @@ namespace ropeteam::bench {
 namespace {
 
 struct IdleOptions {
-  int seconds = 20;  // a clock tick is 10 ms: 20 s resolve a twentieth of a percent
+  int seconds = 20;  // a clock tick is 10 ms: 20 s resolve 0.05 %
   uint64_t size_mib = 64;
 };
 
@@ -34,7 +34,7 @@ void Run(Bench& bench, const IdleOptions& options) {
     rank.Save(step, source.data(), bytes, 4);
     rank.Wait(step, ROPETEAM_COMMITTED);
   }
-  poll(nullptr, 0, 1000);  // what follows a save (spinning, acknowledgements) has ended by then
+  poll(nullptr, 0, 1000);  // until the work after a save (spinning, acknowledgements) has ended
   Samples cpu, memory;
   const double begin = SecondsNow();
   const ProcessUse before[2] = {UseOf(cluster.pid(0)), UseOf(cluster.pid(1))};
@@ -45,7 +45,7 @@ void Run(Bench& bench, const IdleOptions& options) {
     cpu.push_back((after.cpu_seconds - before[node].cpu_seconds) / seconds * 100);
     memory.push_back(after.memory_beyond_arena_mib);
   }
-  // One sample a daemon; the first is also the coordinator and the leader.
+  // One sample per daemon; the first daemon is also the coordinator and the leader.
   report.Add({"idle/cpu_percent", "% of a core", cpu, "", {}});
   report.Add({"idle/memory_beyond_arena_mib", "MiB", memory, "", {}});
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-bench: every figure that Ropeteam claims, measured beside its baseline in one run.
+// ropeteam-bench measures every figure that Ropeteam claims, together with its baseline in one run.
 
 #include <CLI/CLI.hpp>
 #include <exception>
@@ -47,7 +47,7 @@ int Main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    // CLI11 has a number of its own for each kind of mistake; ours is the other programs' one.
+    // CLI11 has an exit code for each kind of error; all our programs return 2 instead.
     return app.exit(error) == 0 ? 0 : kExitUsage;
   } catch (const std::exception& error) {
     std::cerr << "ropeteam-bench: " << error.what() << std::endl;

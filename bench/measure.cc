@@ -17,9 +17,9 @@ Buffer::Buffer(size_t bytes, uint64_t seed, bool huge_pages) : bytes_(bytes) {
   if (memory == MAP_FAILED)
     throw BenchError("map " + std::to_string(bytes) + " bytes: " + std::strerror(errno));
   data_ = static_cast<uint8_t*>(memory);
-  // Ignored: a system without huge pages gives small ones, which is what its users have.
+  // The result is ignored: a system without huge pages gives small pages, as its users get.
   static_cast<void>(madvise(memory, bytes, huge_pages ? MADV_HUGEPAGE : MADV_NOHUGEPAGE));
-  // xorshift64: bytes that nothing on the way can compress or deduplicate, at memory speed.
+  // xorshift64: fast, and its bytes cannot be compressed or deduplicated.
   uint64_t state = seed * 0x9e3779b97f4a7c15 + 1;
   for (size_t i = 0; i < bytes; i += sizeof(state)) {
     state ^= state << 13;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Measuring fairly: memory that is there before the clock starts, and a candidate and its baseline in turns,
-// so that what disturbs one disturbs the other. Not thread-safe.
+// For fair measurements: memory is touched before the clock starts, and a candidate and its baseline run in
+// turns, so that a disturbance affects both. Not thread-safe.
 
 #ifndef ROPETEAM_BENCH_MEASURE_H_
 #define ROPETEAM_BENCH_MEASURE_H_
@@ -17,12 +17,12 @@
 
 namespace ropeteam::bench {
 
-// Anonymous memory at a page boundary, every page touched: a first touch would cost more than what is
-// measured. Owns the mapping. Throws BenchError when the memory cannot be had.
+// Anonymous memory at a page boundary. Every page is touched, because a first touch would cost more than what
+// is measured. Owns the mapping. Throws BenchError if the memory cannot be mapped.
 class Buffer {
  public:
-  // `seed` fixes the bytes. With `huge_pages` the system is asked for huge pages, without it they are
-  // refused, so that two runs do not differ by luck.
+  // `seed` determines the bytes. With `huge_pages` the system is asked for huge pages; without it they are
+  // refused, so that runs do not differ by chance.
   Buffer(size_t bytes, uint64_t seed, bool huge_pages);
   ~Buffer();
   Buffer(const Buffer&) = delete;
@@ -36,17 +36,17 @@ class Buffer {
   uint8_t* data_;
 };
 
-// One thing to measure. `pass` does it once and returns the figure of that pass in the unit of the row.
+// Something to measure. `pass` runs it once and returns the figure in the unit of the row.
 struct Candidate {
   std::string name;
   std::function<double()> pass;
 };
 
-// `runs` samples of every candidate by name. All candidates once is a round; a first round is discarded, and
-// each round begins with another candidate, so that none always follows the same neighbour.
+// `runs` samples of every candidate by name. A round runs each candidate once; the first round is discarded.
+// Each round begins with the next candidate, so that no candidate is always first.
 std::map<std::string, Samples> MeasureInTurns(const std::vector<Candidate>& candidates, int runs);
 
-// Seconds on a clock that never goes back.
+// Seconds on a monotonic clock.
 double SecondsNow();
 
 // In GB/s of 10^9 bytes.

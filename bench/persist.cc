@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-bench persist: a shard from a daemon's memory to storage and back into the memory of a new one, beside dd or
-// beside a client of S3; what saves feel of it, and what the daemon takes besides its arena.
+// ropeteam-bench persist: a shard goes from a daemon's memory to storage and back into the memory of a new
+// daemon. The baseline is dd or an S3 client. Also measured: how much saves slow down meanwhile, and the
+// daemon's memory beyond its arena.
 
 #include <fcntl.h>
 #include <poll.h>
@@ -32,13 +33,13 @@ struct PersistOptions : ShardOptions {
   std::string client_checksum = "crc32c";
 };
 
-// A restore costs the start of a daemon with its arena: some seconds a pass.
+// A restore starts a daemon with its arena, which takes some seconds.
 constexpr int kRestoreRunsMax = 7;
-// The shard that is being written while saves are measured is as many times as large as theirs.
+// The shard being written is this many times as large as the shards whose saves are measured meanwhile.
 constexpr uint64_t kStallShare = 4;
 constexpr int kMemoryEveryMs = 10;
 
-// The most that the daemon has besides its arena, from now to the end.
+// The daemon's peak memory beyond its arena, from construction to the end.
 class MemoryWatch {
  public:
   explicit MemoryWatch(pid_t pid)
@@ -59,7 +60,7 @@ class MemoryWatch {
 
  private:
   std::atomic<bool> end_{false};
-  double peak_mib_ = 0;  // of the thread, until it is joined
+  double peak_mib_ = 0;  // owned by the thread until it is joined
   std::thread thread_;
 };
 
@@ -84,13 +85,13 @@ class Job {
     rank_->Wait(step, ROPETEAM_PERSISTED);
     return SecondsNow() - begin;
   }
-  // Saves of a part of the bytes, one after the other: while a step is being written, and as many while nothing is. Ends
-  // with the step. Medians, in ms; of `on` only the `saves` that ended before the step was persisted, or
-  // one where none did.
+  // Median times of small saves, in ms. `on`: while a step is being written; `off`: as many while nothing is
+  // written. `saves`: how many ended before the step was persisted. `on` counts only these, or one save if
+  // there is none.
   struct Stall {
     double on = 0, off = 0, saves = 0;
   };
-  // `off_first`: the saves beside nothing come before the others, `off_count` of them.
+  // `off_first`: first measures `off_count` saves while nothing is written.
   Stall MeasureStall(bool off_first, size_t off_count) {
     const auto milliseconds = [&] {
       const double begin = SecondsNow();
@@ -101,9 +102,9 @@ class Job {
     };
     Samples on, off;
     double saves = 0;
-    milliseconds();  // the memory that its chunks come from
+    milliseconds();  // touches the memory of its chunks
     while (off_first && off.size() < off_count) off.push_back(milliseconds());
-    // Answered when it is being written; before that, a newer save might have its copies released.
+    // Persist() returns once the step is being written. Before that, a newer save might release its copies.
     const uint64_t persisted = SaveCommitted();
     rank_->Persist(persisted);
     while (true) {
@@ -116,7 +117,7 @@ class Job {
     while (!off_first && off.size() < on.size()) off.push_back(milliseconds());
     return {Median(on), Median(off), saves};
   }
-  // Of the newest step, into the memory of a new daemon.
+  // Restores the newest step into the memory of a new daemon.
   double RestoreSeconds(Buffer* target) {
     rank_.reset();
     cluster_.Lose(0);
@@ -139,7 +140,8 @@ class Job {
     ClusterOptions options;
     options.nodes = 1;
     options.replicas = 0;
-    // One is written, one is the newest, one is being saved, one is not yet released, and their tables.
+    // One step is being written, one is the newest, one is being saved, one is not yet released; and their
+    // tables.
     options.memory_bytes = 5 * bytes + (64ull << 20);
     options.arguments = {"--storage", url};
     return options;
@@ -156,7 +158,7 @@ class Job {
   int runs_ = 0;
 };
 
-// The candidate, the yardstick, and what is done before each pass, off the clock.
+// What persisting is measured against, and the work before each pass, outside the measured time.
 struct Yardstick {
   std::string name;
   std::function<double()> write_seconds;
@@ -191,7 +193,7 @@ void MeasureStall(Report& report, const Bench& bench, Job& job, const Yardstick&
   size_t count = 1;
   for (int round = 0; round <= bench.runs; ++round) {
     yardstick.before_write();
-    // In turns, so that what one leaves behind does not always meet the other.
+    // The order alternates, so that after-effects of one do not always hit the other.
     const Job::Stall stall = job.MeasureStall(round % 2 == 1, count);
     count = std::max<size_t>(1, static_cast<size_t>(stall.saves));
     if (round == 0) continue;
@@ -251,7 +253,7 @@ void RunPosix(Bench& bench, const PersistOptions& options, const std::string& se
   Yardstick dd;
   dd.name = "dd";
   dd.write_seconds = [&] { return DdWriteSeconds(file.path(), dd_file); };
-  // Room, and the same disk for both: what earlier passes wrote goes, and nothing is still on its way.
+  // Both get the same free space: files of earlier passes are removed, and sync() waits for pending writes.
   dd.before_write = [&] {
     for (const fs::path& old : LargeFilesIn(store, bytes)) fs::remove(old);
     fs::remove(dd_file);

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The sink's own I/O size.
+// The sink's I/O size.
 constexpr const char* kDdBlock = "bs=4M";
 
 double RunDd(const std::vector<std::string>& operands) {
@@ -40,7 +40,7 @@ ScratchDirectory::ScratchDirectory(const std::string& parent) : path_(parent + "
 }
 
 ScratchDirectory::~ScratchDirectory() {
-  std::error_code ignored;  // what is left of it is for the user to see
+  std::error_code ignored;  // the user can see and remove what is left
   fs::remove_all(path_, ignored);
 }
 
@@ -67,7 +67,7 @@ std::string FileSystemOf(const std::string& directory) {
 }
 
 double DdWriteSeconds(const std::string& from, const std::string& to) {
-  fs::remove(to);  // a new file, as the sink's
+  fs::remove(to);  // a new file, as the sink writes
   return RunDd({"if=" + from, "of=" + to, "oflag=direct", "conv=fsync"});
 }
 
@@ -97,7 +97,7 @@ S3Tools::S3Tools(const std::string& given) : root_(given) {
 }
 
 S3Server::S3Server(const S3Tools& tools, Kind kind) {
-  // They open nothing but this server.
+  // These credentials are valid for this server only.
   setenv("AWS_ACCESS_KEY_ID", "bench", 1);
   setenv("AWS_SECRET_ACCESS_KEY", "bench-secret", 1);
   setenv("AWS_EC2_METADATA_DISABLED", "true", 1);

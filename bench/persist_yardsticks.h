@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What writing to storage and coming back from it is measured against: dd of the same bytes with the same flags, and a
-// client of S3 that others have made, against the same server. Not thread-safe; failures throw BenchError.
+// The baselines of writing to storage and restoring from it: dd of the same bytes with the same flags, and a
+// third-party S3 client with the same server. Not thread-safe; failures throw BenchError.
 
 #ifndef ROPETEAM_BENCH_PERSIST_YARDSTICKS_H_
 #define ROPETEAM_BENCH_PERSIST_YARDSTICKS_H_
@@ -14,7 +14,7 @@
 
 namespace ropeteam::bench {
 
-// A new directory in `parent`, removed at the end with all that is in it.
+// A new directory in `parent`, removed with its content by the destructor.
 class ScratchDirectory {
  public:
   explicit ScratchDirectory(const std::string& parent);
@@ -27,18 +27,18 @@ class ScratchDirectory {
   std::string path_;
 };
 
-// "ext4", "tmpfs", …; a number in hex for what is rarer.
+// "ext4", "tmpfs", …; for others the type's number in hex.
 std::string FileSystemOf(const std::string& directory);
 
-// dd without the page cache and with an fsync() at the end where it writes. Returns the seconds that dd itself says.
+// Run dd without the page cache; a write ends with fsync(). Return the seconds that dd prints.
 double DdWriteSeconds(const std::string& from, const std::string& to);
 double DdReadSeconds(const std::string& from);
 
-// The source tree around this program, or `given`: the server and the client of S3 are parts of it.
+// The S3 server and client of the source tree `given`; empty: of the tree around this program.
 class S3Tools {
  public:
   explicit S3Tools(const std::string& given);
-  // Why they cannot run; empty when they can.
+  // Why they cannot run; empty if they can.
   const std::string& lacking() const { return lacking_; }
   std::string python() const { return root_ + "/.venv/bin/python"; }
   std::string server() const { return root_ + "/tests/storage/s3/server/strict_s3.py"; }
@@ -49,13 +49,13 @@ class S3Tools {
   std::string lacking_;
 };
 
-// The strict server of the tests with one bucket. Sets the key pair in this process's environment.
+// The tests' strict S3 server, with one bucket. Sets the key pair in this process's environment.
 class S3Server {
  public:
   enum class Kind {
-    kKeep,     // what it is sent
-    kDiscard,  // verify it and forget it
-    kElsewhere  // the same, and leave this machine's processors to whoever wants them, as a server elsewhere does
+    kKeep,      // keep objects
+    kDiscard,   // verify objects, then discard them
+    kElsewhere  // as kDiscard, but run only on idle processors, to resemble a server on another machine
   };
   S3Server(const S3Tools& tools, Kind kind);
   // For --storage.
@@ -69,11 +69,11 @@ class S3Server {
 
 class S3Client {
  public:
-  // Moves the bytes of `file`, which lies in memory.
+  // Uploads and downloads the bytes of `file`, which is in memory.
   S3Client(const S3Tools& tools, const S3Server& server, const std::string& file,
            const std::string& checksum);
   double PutSeconds() { return Ask("put yardstick"); }
-  // Of what was put; `check` compares it, off the clock.
+  // Gets the object that was put; `check` compares its bytes, outside the measured time.
   double GetSeconds(bool check) { return Ask(check ? "get yardstick check" : "get yardstick"); }
 
  private:
@@ -81,7 +81,7 @@ class S3Client {
   Child child_;
 };
 
-// A copy of the bytes in /dev/shm: a file that is read at the speed of memory.
+// A copy of the bytes in a file in /dev/shm, which is read at the speed of memory.
 class MemoryFile {
  public:
   explicit MemoryFile(const Buffer& bytes);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-bench read: what another node's rank saved, into this rank's memory, beside a bare fi_read loop.
-// ropeteam-bench recover: a node is lost with its memory, its replacement pulls its rank's shard from one
-// holder, and from two, beside the same loop.
+// ropeteam-bench read: reads the shard of another node's rank into this rank's memory. The baseline is a bare
+// fi_read loop.
+// ropeteam-bench recover: a node is lost with its memory. Its replacement fetches its rank's shard from one
+// holder, or from two. The baseline is the same loop.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -21,7 +22,7 @@ struct ReadOptions : ShardOptions {
   std::string provider = "tcp;ofi_rxm";
 };
 
-// A recovery costs the start of a daemon with its arena: some seconds a pass.
+// A recovery starts a daemon with its arena, which takes some seconds.
 constexpr int kRecoverRunsMax = 5;
 
 class ReadLoop {
@@ -67,7 +68,7 @@ void RunRead(Bench& bench, const ReadOptions& options) {
   uint64_t step = 0;
   Samples fetched, read, baseline;
   for (int run = 0; run <= bench.runs; ++run) {
-    // A new step each time, or the reader's node would have it already.
+    // Each pass has a new step: the reader's node would already have the shard of an old one.
     writer.Save(++step, source.data(), bytes, options.objects);
     reader.Save(step, source.data(), 64, 1);
     writer.Wait(step, ROPETEAM_COMMITTED);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the other end of a measurement runs: on this machine, or on another one through a command that runs
-// a command there (ssh, srun). The other end is always a child process; what it says comes by its output, so
-// nothing listens for orders.
+// Where the other end of a measurement runs: on this machine, or on another machine, started by a command
+// such as ssh or srun. The other end is always a child process, and it answers on its standard output.
 
 #ifndef ROPETEAM_BENCH_REMOTE_H_
 #define ROPETEAM_BENCH_REMOTE_H_
@@ -14,31 +13,32 @@ namespace ropeteam::bench {
 
 struct Remote {
   std::vector<std::string> shell;          // {"ssh", "host-b"}; empty: this machine
-  std::string program = "/proc/self/exe";  // ropeteam-bench, over there
-  // Numeric addresses of the two ends, for what has IP addresses.
+  std::string program = "/proc/self/exe";  // path of ropeteam-bench on that machine
+  // Numeric addresses of the two ends, for fabrics with IP addresses.
   std::string address = "127.0.0.1";  // of the other end
   std::string here = "127.0.0.1";
   bool local() const { return shell.empty(); }
 };
 
-// `words` as a command to start here.
+// The local command that runs `words` at the other end.
 std::vector<std::string> CommandOf(const Remote& remote, const std::vector<std::string>& words);
 
-// ropeteam-bench with these arguments over there. Shells on the way would take some characters (a provider's
-// semicolon) for their own, so the arguments go as one word of hexadecimal digits: kPackedCommand and that.
+// The local command that runs ropeteam-bench with these arguments at the other end. Shells would interpret
+// some characters, such as a provider's semicolon. So the arguments are kPackedCommand and one word of hex
+// digits.
 inline constexpr const char* kPackedCommand = "packed";
 std::vector<std::string> OwnCommandOf(const Remote& remote, const std::vector<std::string>& arguments);
-// The arguments again; empty when `word` is not one of ours.
+// The unpacked arguments; empty if `word` is invalid.
 std::vector<std::string> Unpack(const std::string& word);
 
-// The argument by which a child knows whom not to outlive: our pid, or "0" on another machine, where the end
-// of its input tells it.
+// The argument that names the child's parent: our pid, or "0" on another machine, where the child ends at the
+// end of its input.
 std::string ParentWord(const Remote& remote);
-// For the child: dies with that parent. False when it has ended already.
+// Called by the child: the kernel kills it when that parent ends. False if the parent has already ended.
 bool FollowParent(const std::string& word);
 
 std::string Hex(const std::string& bytes);
-// Empty when `text` is not pairs of hexadecimal digits.
+// Empty if `text` is not pairs of hexadecimal digits.
 std::string FromHex(const std::string& text);
 
 }  // namespace ropeteam::bench

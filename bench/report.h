@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How results are said: a table for people, or one JSON object per line for programs. A row leaves as soon as
+// Prints results: a table for people, or one JSON object per line for programs. A row is printed as soon as
 // it is known. Not thread-safe.
 
 #ifndef ROPETEAM_BENCH_REPORT_H_
@@ -16,24 +16,24 @@ namespace ropeteam::bench {
 using Samples = std::vector<double>;
 
 struct Row {
-  std::string name;  // "copy/fused_vs_memcpy"; names are stable, scripts look for them
+  std::string name;  // "copy/fused_vs_memcpy"; names are stable because scripts use them
   std::string unit;  // of the samples and of the baseline's: "GB/s" (10^9), "ms", "count", …
   Samples samples;   // never empty
-  // What the samples are compared with, measured in the same passes; both empty when there is nothing.
+  // The baseline of the samples, measured in the same passes; both are empty if the row has no baseline.
   std::string baseline_name;
   Samples baseline;
 };
 
-// Of an even number, the mean of the two in the middle. `samples` is not empty.
+// With an even number of samples, the mean of the middle two. `samples` is not empty.
 double Median(Samples samples);
 
-// The median over the passes of sample / baseline. Pairing first is what makes it robust: a neighbour that
-// takes half of the memory's bandwidth for a while slows both parts of a pass. So it may differ a little from
-// the ratio of the two medians. The two are of the same length, not empty.
+// The median of each pass's sample / baseline. This is robust: another process that uses half of the memory's
+// bandwidth for a while slows both parts of a pass. The result may differ a little from the ratio of the two
+// medians. Both have the same length and are not empty.
 double Ratio(const Samples& samples, const Samples& baseline);
 
 // {"name", "unit", "median", "min", "max", "runs", "baseline_name", "baseline_median", "ratio"} in this
-// order; the last three are null when there is no baseline. No line break.
+// order; the last three are null if there is no baseline. No line break.
 std::string JsonLine(const Row& row);
 
 // "cpu …, cores …, kernel …, load …, date …" and the settings, in one line.

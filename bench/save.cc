@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-bench save: a rank's shard to LOCAL and to REPLICATED over two real daemons, beside a bare
-// fi_write loop over the same provider, and what a save costs in the steady state beside its copy: page
-// faults, allocations, registrations. With --encrypt-replicas the same over daemons that encrypt, in turns with those that do
-// not, and the first read at the holder, which decrypts. A second rank, which copies with one thread, shows what
-// the others are worth; it saves a few bytes of every step, and the first rank does when the second one is
-// measured.
+// ropeteam-bench save: a rank's shard reaches LOCAL and REPLICATED over two real daemons. The baseline is a
+// bare fi_write loop over the same provider. It also counts page faults, allocations and registrations per
+// save in the steady state. With --encrypt-replicas it also measures daemons that encrypt, in turns with
+// those that do not, and the first read at the holder, which decrypts. A second rank copies with one thread
+// only, for comparison. The rank that is not measured saves only a few bytes of each step.
 
 #include <unistd.h>
 
@@ -39,7 +38,7 @@ std::unique_ptr<BenchRank> OpenWithOneThread(const std::string& socket, uint32_t
   const std::string before = set != nullptr ? set : "";
   setenv(kThreadsVariable, "1", 1);
   auto opened = std::make_unique<BenchRank>(socket, rank, world_size, kToken);
-  setenv(kThreadsVariable, before.c_str(), 1);  // empty is as good as not set
+  setenv(kThreadsVariable, before.c_str(), 1);  // an empty value counts as not set
   return opened;
 }
 
@@ -63,7 +62,7 @@ void MeasureSteadyState(Report& report, Cluster& cluster, BenchRank& rank, Bench
     const uint64_t faults_after = UseOf(getpid()).page_faults;
     rank.Wait(step, ROPETEAM_COMMITTED);
     const uint64_t faults_of_daemons_after = daemons();
-    if (i == 0) continue;  // the counters' own code and memory
+    if (i == 0) continue;  // the first pass loads the counters' own code and memory
     allocations.push_back(static_cast<double>(allocated_after - allocated));
     rank_faults.push_back(static_cast<double>(faults_after - faults));
     daemon_faults.push_back(static_cast<double>(faults_of_daemons_after - faults_of_daemons));
@@ -84,14 +83,14 @@ void Run(Bench& bench, const SaveOptions& options) {
   const Buffer target(bytes, 2, true);
   ClusterOptions cluster_options;
   cluster_options.provider = options.provider;
-  cluster_options.memory_bytes = 5 * bytes + (64ull << 20);  // two kept, two on their way, and their tables
+  cluster_options.memory_bytes = 5 * bytes + (64ull << 20);  // two steps kept, two in progress, and tables
   Cluster cluster(cluster_options);
   BenchRank rank(cluster.socket(0), 0, 2, kToken);
   const std::unique_ptr<BenchRank> one_thread = OpenWithOneThread(cluster.socket(0), 1, 2);
   std::unique_ptr<Cluster> encrypted;
-  std::unique_ptr<BenchRank> encrypting, reading;  // the other rank is at the node that holds the copy
+  std::unique_ptr<BenchRank> encrypting, reading;  // `reading` is on the node that holds the copy
   if (options.encrypt) {
-    cluster_options.memory_bytes += bytes;  // a shard's chunks twice while it is decrypted
+    cluster_options.memory_bytes += bytes;  // decrypting a shard needs its chunks twice
     cluster_options.arguments = {"--encrypt-replicas"};
     encrypted = std::make_unique<Cluster>(cluster_options);
     encrypting = std::make_unique<BenchRank>(encrypted->socket(0), 0, 2, kToken);
@@ -116,10 +115,10 @@ void Run(Bench& bench, const SaveOptions& options) {
     }
     if (level != ROPETEAM_LOCAL) by.Wait(step, level);
     const double seconds = SecondsNow() - begin;
-    by.Wait(step, ROPETEAM_COMMITTED);  // off the clock: the next pass finds a quiet cluster
+    by.Wait(step, ROPETEAM_COMMITTED);  // not measured: the next pass begins with an idle cluster
     return Bandwidth(bytes, seconds);
   };
-  // By the first who reads the copy where it lies.
+  // Measures the first open of the copy on the node that holds it.
   const auto open = [&] {
     save(*encrypting, ROPETEAM_REPLICATED);
     const double begin = SecondsNow();

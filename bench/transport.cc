@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// ropeteam-bench transport: puts and gets of one fabric over sizes and peers, latency and processor time,
-// beside the fabric's own tool and a plain socket in the same run.
+// ropeteam-bench transport: puts and gets over one fabric by size and number of peers, latency and processor
+// time. The baselines in the same run are the fabric's own tool and a plain socket.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -28,9 +28,9 @@ struct TransportOptions {
   std::vector<uint32_t> peers = {1, 2, 4, 8};
   uint64_t size = 1 << 20;  // of the comparison with the tool, and of the rows over peers
   uint32_t depth = 16;
-  uint64_t mib = 0;    // moved by one pass; 0: as much as fits, PassMib()
+  uint64_t mib = 0;    // moved by one pass; 0: PassMib()
   bool quick = false;  // only the comparison
-  std::string shell;   // that runs a command where the targets are to be; empty: here
+  std::string shell;   // runs a command on the targets' machine; empty: they run here
   Remote remote;
 };
 
@@ -39,8 +39,8 @@ constexpr uint64_t kSmallOperationsMax = 20'000;    // a pass of small operation
 constexpr uint64_t kLatencyBytes = 8;
 constexpr uint64_t kLatencyOperations = 1000;
 
-// A pass is large, so that a cache does not serve it; but its sources and targets, this bench's, the tool's and
-// the socket's, must all be in memory at once, and a small guest has little.
+// A pass is large, so that a cache does not serve it. But the sources and targets of this bench, the tool and
+// the socket are in memory at the same time, and a small virtual machine has little memory.
 uint64_t PassMib() {
   constexpr uint64_t kMib = 256;
   constexpr uint64_t kShareOfMemory = 16;
@@ -64,7 +64,7 @@ FabricConfig FabricOf(const TransportOptions& options) {
   return fabric;
 }
 
-// A measurement with the tool that belongs to the fabric; its name is the baseline's.
+// A measurement with the fabric's own tool; the tool's name is the baseline's name.
 class Tool {
  public:
   Tool(const TransportOptions& options, uint64_t bytes) : options_(options), bytes_(bytes) {
@@ -141,9 +141,9 @@ class Runner {
            loop.Pass(get, size, options_.depth, bytes, false, one_place).seconds / 1e9;
   }
 
-  // The comparison: the transport, the fabric's own tool and a socket in turns. ib_write_bw and ucx_perftest
-  // write one buffer again and again, which a processor's cache holds where a processor copies; so do we
-  // against them, while the bare loop goes through the same region as we do.
+  // Runs the transport, the fabric's own tool and a socket in turns. ib_write_bw and ucx_perftest write one
+  // buffer repeatedly; if a processor copies, its cache holds that buffer. So against them the transport does
+  // the same. The bare loop goes through the same region as the transport.
   void Compare() {
     Tool tool(options_, bytes_);
     SocketLoop socket;
@@ -182,7 +182,7 @@ class Runner {
     }
   }
 
-  // One operation at a time, its completion awaited: the bytes are at the target then.
+  // One operation at a time: the next one begins after its completion, when the bytes are at the target.
   void Latency() {
     const auto one = [&](bool get) {
       return loop_.Pass(get, kLatencyBytes, 1, kLatencyBytes * kLatencyOperations).seconds /
@@ -194,7 +194,7 @@ class Runner {
     report_.Add({Name("get_latency_8"), "us", figures.at("get"), "", {}});
   }
 
-  // As a daemon moves bytes: asleep where there is nothing to do. Both ends count.
+  // Processor time of both ends, which sleep when they have nothing to do, as daemons do.
   void Processor() {
     const auto figures = MeasureInTurns(
         {{"cpu",

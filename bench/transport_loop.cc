@@ -78,7 +78,7 @@ TransportLoop::TransportLoop(const LoopOptions& options)
 
 TransportLoop::~TransportLoop() {
   for (const auto& target : targets_) transport_->Disconnect(target->peer);
-  // Every completion of a disconnect is awaited: a transport must not go with peers.
+  // Wait for the completion of every disconnect: a transport must not be destroyed while it has peers.
   for (size_t left = targets_.size(); left > 0;) {
     Completion batch[kBatch];
     const size_t count = transport_->Poll(batch, kBatch);
@@ -153,7 +153,7 @@ int TransportTargetMain(int argc, char** argv) {
     ended = true;
     transport.Wake();
   });
-  // As a daemon does: asleep unless there is something to do.
+  // Sleep when there is nothing to do, as a daemon does.
   while (!ended) {
     Completion batch[kBatch];
     if (transport.Poll(batch, kBatch) == 0) transport.Wait(UINT64_MAX);

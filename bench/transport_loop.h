@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Puts and gets through Ropeteam's transport between this process and targets in processes of their own: what
-// the transport alone can do, with no store, no checksum and no protocol above it.
+// Puts and gets through Ropeteam's transport between this process and target processes. It measures the
+// transport alone, without store, checksums and protocol.
 //
-// A target is this executable again: main() hands over to TransportTargetMain() when its first argument is
+// A target is this executable again: main() calls TransportTargetMain() if its first argument is
 // kTransportTargetCommand. Not thread-safe.
 
 #ifndef ROPETEAM_BENCH_TRANSPORT_LOOP_H_
@@ -26,7 +26,7 @@ inline constexpr const char* kTransportTargetCommand = "transport-target";
 
 struct LoopOptions {
   FabricConfig fabric;
-  uint64_t bytes = 256ull << 20;  // of the local region, and of each target's
+  uint64_t bytes = 256ull << 20;  // size of the local region, and of each target's
   uint32_t peers = 1;
   Remote remote;  // where the targets run
 };
@@ -38,15 +38,15 @@ struct LoopPass {
 
 class TransportLoop {
  public:
-  // Throws BenchError. All memory is touched and registered, the peers are connected.
+  // Touches and registers all memory and connects the peers. Throws BenchError.
   explicit TransportLoop(const LoopOptions& options);
   ~TransportLoop();
   TransportLoop(const TransportLoop&) = delete;
   TransportLoop& operator=(const TransportLoop&) = delete;
 
-  // Moves `bytes` in operations of `size` over the peers in turn, at most `depth` outstanding, through the
-  // whole region again and again, or with `one_place` always the same bytes to the same place. With `sleep`
-  // it waits as a daemon does, else it polls all the time.
+  // Moves `bytes` in operations of `size`, with the peers in round-robin and at most `depth` outstanding. It
+  // goes through the whole region repeatedly, or with `one_place` always uses the same bytes and the same
+  // place. With `sleep` it waits as a daemon does; without it, it polls.
   LoopPass Pass(bool get, uint64_t size, uint32_t depth, uint64_t bytes, bool sleep = false,
                 bool one_place = false);
   const Transport& transport() const { return *transport_; }
@@ -66,7 +66,7 @@ class TransportLoop {
   std::vector<std::unique_ptr<Target>> targets_;
 };
 
-// A target's main function; returns its exit code. `argv` is what follows kTransportTargetCommand.
+// A target's main function; returns its exit code. `argv`: the arguments after kTransportTargetCommand.
 int TransportTargetMain(int argc, char** argv);
 
 }  // namespace ropeteam::bench

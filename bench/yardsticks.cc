@@ -24,8 +24,8 @@
 namespace ropeteam::bench {
 namespace {
 
-constexpr uint32_t kIterationsMin = 5;  // ib_write_bw wants as many
-// A server that is not there yet refuses the client: the client is started again, until this has passed.
+constexpr uint32_t kIterationsMin = 5;  // the minimum of ib_write_bw
+// A client that starts before its server fails and is started again, for this long.
 constexpr double kServerStartSeconds = 20;
 constexpr useconds_t kStartPauseUs = 20'000;
 constexpr double kBitsPerByte = 8, kGiga = 1e9, kMebi = 1 << 20;
@@ -39,7 +39,7 @@ Result<sockaddr_in> AddressOf(const std::string& text, uint16_t port) {
   return address;
 }
 
-// A port that is free now; on this machine, and likely on the other.
+// A port that is free now on this machine, and probably on the other one.
 uint16_t FreePort() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -57,8 +57,8 @@ uint64_t IterationsOf(const ToolOptions& options) {
   return std::max<uint64_t>(kIterationsMin, options.bytes / options.size);
 }
 
-// Whether a socket of this machine listens on the port; asked of the kernel, for a tool's server would take a
-// connection for its client.
+// Whether a socket of this machine listens on the port. It reads the kernel's tables: a tool's server would
+// treat a test connection as its client.
 bool Listens(uint16_t port) {
   char wanted[8];
   std::snprintf(wanted, sizeof wanted, ":%04X", port);
@@ -74,9 +74,9 @@ bool Listens(uint16_t port) {
   return false;
 }
 
-// Runs server and client of a tool, until the client succeeds or the time is over; the client's output. A
-// server that a client has failed with may have ended too, so both are started again; on another machine,
-// where nothing tells when it listens, the server stays and clients knock.
+// Runs server and client of a tool until the client succeeds or the time is over, and returns the client's
+// output. If a client fails, its server may have ended too, so both are started again. On another machine it
+// is unknown when the server listens, so the server keeps running and only the client is started again.
 Result<std::string> RunPair(const Remote& remote, uint16_t port, const std::vector<std::string>& server,
                             const std::vector<std::string>& client) {
   const double give_up = SecondsNow() + kServerStartSeconds;
@@ -94,7 +94,7 @@ Result<std::string> RunPair(const Remote& remote, uint16_t port, const std::vect
   }
 }
 
-// As the transport is held to a device and a GID, by UCX's own variables.
+// UCX's variables for the device and the GID that the transport uses.
 std::vector<std::string> UcxEnvironment(const ToolOptions& options) {
   std::vector<std::string> words;
   if (!options.device.empty()) words.push_back("UCX_NET_DEVICES=" + options.device);
@@ -137,7 +137,7 @@ Result<double> RunPerftest(const ToolOptions& options) {
                                      std::to_string(options.size),
                                      "-n",
                                      std::to_string(IterationsOf(options))};
-  // Reads are bounded by the device's own limit on outstanding ones.
+  // Not for reads: the device limits the number of outstanding reads.
   if (!options.get) server.insert(server.end(), {"-t", std::to_string(options.depth)});
   if (!options.device.empty()) server.insert(server.end(), {"-d", options.device});
   if (options.gid_index >= 0) server.insert(server.end(), {"-x", std::to_string(options.gid_index)});
