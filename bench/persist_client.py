@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The yardstick of `ropeteam-bench persist --sink s3`: parallel multipart uploads and ranged downloads by the AWS CRT
+"""The baseline of `ropeteam-bench persist --sink s3`: parallel multipart uploads and ranged downloads by the AWS CRT
 (awscrt on PyPI), between a file in memory and the server.
 
-    persist_client.py PORT FILE CHECKSUM    CHECKSUM is crc32c or none; "ready" follows
+    persist_client.py PORT FILE CHECKSUM    CHECKSUM is crc32c or none; prints "ready"
 
-Then, a line each on standard input, `put KEY` and `get KEY [check]`; each is answered by one line, its seconds. It ends
-with its input. The key pair is AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
+Standard input has one command per line: `put KEY` or `get KEY [check]`. The answer is one line with its seconds. The
+client exits at the end of its input. The key pair is AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.
 """
 
 import mmap
@@ -19,8 +19,8 @@ from awscrt import auth, http, io, s3
 
 REGION = "us-east-1"
 BUCKET = "bench"
-# The best of 8, 16 and 64 MiB, of 4, 8 and as many connections as awscrt takes by itself, on two cores. Files and
-# callbacks were tried for what comes back; callbacks were faster.
+# These were the fastest on two cores. Tried: parts of 8, 16 and 64 MiB; 4, 8 and awscrt's default number of
+# connections. Downloads were tried with files and with callbacks; callbacks were faster.
 PUT_PART_BYTES = 16 << 20
 GET_PART_BYTES = 8 << 20
 CONNECTIONS = 8

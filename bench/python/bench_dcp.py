@@ -1,23 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Saves one training state in every way that a PyTorch user has, side by side in one run.
+"""Saves one training state in every way that a PyTorch user has, in one run.
 
     bench/python/bench_dcp.py [--size 1G] [--tensors 400] [--ranks 1] [--runs 15] [--json] [--plot FILE]
 
 The ways ("doors"): torch.save, dcp.save and dcp.async_save to a file system; and Ropeteam by save_state, by
 torch.distributed.checkpoint, by the Checkpointer and by fsspec, with two daemons on this machine. Per door:
 
-    blocked   how long the training loop stands still for a save
-    safe      from the call to verified copies on another node; a file system of this node never is
+    blocked   how long a save blocks the training loop
+    safe      from the call to verified copies on another node; a save to files is never safe
     durable   from the call to storage: fsync has returned, or PERSISTED
-    restore   the newest save into the same tensors, from this node
+    restore   loads the newest save into the same tensors, from this node
     growth    of the training process's anonymous memory from the 5th to the 50th save
-    lines     what a program needs for it
+    lines     of code that a program needs for it
 
-The doors save in turns, so that a neighbour of this machine slows all of them; the first pass is discarded,
-staging memory, arena and page cache are warm. With several ranks the state is sharded by rows, all save
-at the same time, and a pass counts the slowest. Where files go is --files, a file system that is not
-a tmpfs. Pinned staging needs CUDA; without it dcp.async_save stages in ordinary memory, which it keeps
+The doors save in turns, so that a disturbance of this machine slows all of them. The first pass is discarded:
+afterwards staging memory, arena and page cache are warm. With several ranks the state is sharded by rows, all
+ranks save at the same time, and a pass counts the slowest. --files is the directory for files; it must not be
+on a tmpfs. Pinned staging needs CUDA; without it dcp.async_save stages in ordinary memory, which it keeps
 between saves.
 """
 
@@ -77,7 +77,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Door:
-    """One way to save. `code` is what a program needs for it, which is counted."""
+    """One way to save. `code` is what a program needs for it; its lines are counted."""
 
     name = ""
     code = ""
@@ -86,11 +86,11 @@ class Door:
         self.bench = bench
 
     def save(self, step: int) -> None:
-        """The part that the training loop waits for."""
+        """The part of a save that blocks the training loop."""
         raise NotImplementedError
 
     def safe(self, step: int) -> None:
-        """Waits for copies on another node. Ropeteam's doors alone have that."""
+        """Waits for copies on another node. Only Ropeteam's doors have this."""
         import ropeteam
 
         self.bench.rope.wait(step, ropeteam.Level.REPLICATED, TIMEOUT_S)
@@ -102,7 +102,7 @@ class Door:
         self.bench.rope.wait(step, ropeteam.Level.PERSISTED, TIMEOUT_S)
 
     def settle(self, step: int) -> None:
-        """Until nothing of this save is under way."""
+        """Waits until this save has ended completely."""
         import ropeteam
 
         self.bench.rope.wait(step, ropeteam.Level.COMMITTED, TIMEOUT_S)
@@ -112,7 +112,8 @@ class Door:
 
 
 class _Files(Door):
-    """A door to a directory of this node's file system, the same one for every save: its blocks exist."""
+    """A door to a directory of this node's file system. Every save uses the same directory, so its blocks
+    exist."""
 
     def __init__(self, bench: Ranks) -> None:
         super().__init__(bench)
@@ -289,7 +290,7 @@ class Checkpointer(Door):
         super().__init__(bench)
         import ropeteam.torch
 
-        # The bench asks for storage itself, step by step.
+        # The bench itself persists steps.
         self._ckpt = ropeteam.torch.Checkpointer(model=bench.model, client=bench.rope, storage_every=0)
 
     def save(self, step: int) -> None:
@@ -339,7 +340,7 @@ YARDSTICK = DcpAsyncSave.name
 
 
 class Ranks:
-    """The measurement, as each rank runs it."""
+    """The measurement that each rank runs."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         import ropeteam.torch
@@ -350,7 +351,7 @@ class Ranks:
         self.files = options.files
         self.cuda = torch.cuda.is_available()
         dist.init_process_group("gloo")
-        self.group = dist.new_group()  # the default one is dcp.async_save's, in the background
+        self.group = dist.new_group()  # dcp.async_save uses the default one in the background
         self.rank = dist.get_rank()
         torch.manual_seed(self.rank)
         self.model = torch.nn.ParameterList(self._tensors(dist.get_world_size())).requires_grad_(False)
@@ -375,7 +376,7 @@ class Ranks:
         return [DTensor.from_local(tensor, mesh, [Shard(0)], run_check=False) for tensor in tensors]
 
     def timed(self, action: Callable[[], None]) -> float:
-        """Milliseconds of the slowest rank, all of which begin together."""
+        """Milliseconds of the slowest rank; all ranks begin together."""
         import torch
         import torch.distributed as dist
 
@@ -425,7 +426,7 @@ class Ranks:
             self._report(samples)
 
     def _growth(self, door: Door) -> float:
-        """MiB of anonymous memory that 45 saves more took; the arena is not anonymous."""
+        """MiB of anonymous memory that 45 further saves took; the arena is not anonymous."""
         before = 0.0
         for count in range(1, GROWN_SAVES + 1):
             self.saved(door)
@@ -481,7 +482,7 @@ def main() -> None:
     import json
 
     files = pathlib.Path(tempfile.mkdtemp(prefix="bench-dcp-", dir=options.files))
-    # Two committed steps, one that is being saved, one that is being persisted, and the small objects.
+    # Two committed steps, one being saved, one being persisted, and the small objects.
     memory = f"{max(64, options.size * 5 >> 20)}M"
     own = [sys.executable, __file__, "--json", "--files", str(files)]
     for name in ("size", "tensors", "runs", "durable_runs"):
@@ -518,7 +519,7 @@ def main() -> None:
 
 
 def _against_copy(rows: list[dict[str, Any]], copied: str, options: argparse.Namespace) -> None:
-    """The DCP door beside the time of ropeteam-bench's fused copy for as many bytes, in the same run."""
+    """Compares the DCP door with the time of ropeteam-bench's fused copy of as many bytes in the same run."""
     import json
 
     rates = {each["name"]: each["median"] for each in map(json.loads, copied.splitlines())}

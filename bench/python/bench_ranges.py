@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranged reads against fetching whole shards: bytes over the wire, and time. Daemons on loopback.
+"""Compares ranged reads with fetching whole shards: bytes over the wire, and time. The daemons are on loopback.
 
     PYTHONPATH=api/python python3 bench/python/bench_ranges.py [--mib 64] [--tensors 400]
 
-Four ranks, each on a node of its own, save the rows of 400 matrices; one further node reads what one rank of six would need,
-once by rows and once by columns. Every measurement has a step of its own, so that nothing is here from the one before. Prints
-one JSON object.
+Four ranks on four nodes save the rows of 400 matrices. A fifth node reads what one rank of six would need, once by rows
+and once by columns. Each measurement has its own step, so that the reader has no data from the previous one. Prints one
+JSON object.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from harness import Cluster, Daemon, free_port  # noqa: E402
 
 from ropeteam import Level, Range  # noqa: E402
 
-SAVERS, READERS, COLUMNS = 4, 6, 4096  # a row of a matrix is 4 KiB: 1024 numbers
+SAVERS, READERS, COLUMNS = 4, 6, 4096  # COLUMNS in bytes: a row of a matrix has 1024 numbers
 
 
 def needed(kind: str, rows: int, reader: int, rank: int) -> tuple[int, int, int, int]:
-    """What `reader` of six needs of a matrix's `rows` on `rank`: offset, length, count, stride."""
+    """The range that `reader` of six needs of a matrix's `rows` on `rank`: offset, length, count, stride."""
     if kind == "columns":
         first, last = (COLUMNS * reader // READERS, COLUMNS * (reader + 1) // READERS)
         return first, last - first, rows, COLUMNS
@@ -39,11 +39,11 @@ def needed(kind: str, rows: int, reader: int, rank: int) -> tuple[int, int, int,
 
 
 def measure(kind: str, partial: bool, step: int, rope, node: Daemon, rows: int, tensors: int) -> dict:
-    """Reads into buffers that are there already, as a model's are, and checks one byte of each run's source."""
+    """Reads into existing buffers, as a model's tensors are, and checks the first run of each."""
     before = node.local_status()
     here = {copy["id"]["rank"] for copy in before["copies"] if copy["id"]["step"] == step}
     plan, bytes_needed = [], 0
-    for rank in sorted(set(range(SAVERS)) - here):  # of the replica that is here nothing would cross the wire
+    for rank in sorted(set(range(SAVERS)) - here):  # a replica on this node would not cross the wire
         offset, length, count, stride = needed(kind, rows, 2, rank)
         targets = [bytearray(b"\xff" * (length * count)) for _ in range(tensors if length else 0)]
         bytes_needed += sum(map(len, targets))
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def run(cluster: Cluster, rows: int, options: argparse.Namespace) -> dict:
-    node = cluster[SAVERS]  # a fifth rank saves one byte, so that its node holds what it is given and no more
+    node = cluster[SAVERS]  # a fifth rank saves one byte, so that its node holds almost only others' replicas
     ranks = [cluster[rank].open(rank, SAVERS + 1, "run") for rank in range(SAVERS + 1)]
     report: dict = {"shard_mib": options.mib, "tensors": options.tensors, "rows": rows}
     step = 0
@@ -111,7 +111,7 @@ def run(cluster: Cluster, rows: int, options: argparse.Namespace) -> dict:
                 for rope in ranks:
                     rope.wait(step, Level.COMMITTED)
                 found = measure(kind, partial, step, ranks[SAVERS], node, rows, options.tensors)
-                if number:  # the first pass touches memory for the first time
+                if number:  # the first pass touches the memory
                     report.setdefault(f"{kind}/{'ranges' if partial else 'whole'}", []).append(found)
     for name, found in list(report.items()):
         if isinstance(found, list):

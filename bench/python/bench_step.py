@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a save at every step costs a training loop: a small model, trained with and without, in turns.
+"""Measures what a save at every step costs a training loop: a small model is trained with and without saves,
+in turns.
 
     bench/python/bench_step.py [--steps 200] [--width 512] [--layers 8] [--batch 64] [--json]
 
 Two daemons on this machine, one rank, AdamW; the Checkpointer saves model, optimizer and generators.
-Blocks of ten steps with a save at each one change with blocks of ten without, so that a neighbour slows
-both.
+Blocks of ten steps with saves alternate with blocks of ten without, so that a disturbance slows both.
 
-    step/with_save_vs_without   milliseconds of a step, the save included, beside one without
-    step/cpu_s_per_save         processor seconds that a save costs: the training process's, and both daemons'
-    step/state_mib              what each save saves
+    step/with_save_vs_without   milliseconds of a step with its save, and of one without
+    step/cpu_s_per_save         processor seconds of a save, in the training process and both daemons
+    step/state_mib              size of the saved state
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a measurement, as ropeteam-bench prints them (bench/report.h): a table, or JSON lines."""
+"""Prints a measurement's rows as ropeteam-bench does (bench/report.h): a table, or JSON lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 def row(
     name: str, unit: str, samples: Sequence[float], baseline_name: str = "", baseline: Sequence[float] = ()
 ) -> dict[str, object]:
-    """The ratio is the median of the passes' own ratios, as bench/report.h's Ratio()."""
+    """The ratio is the median of the ratios of the passes, as Ratio() of bench/report.h."""
     ratio = statistics.median(a / b for a, b in zip(samples, baseline)) if baseline else None
     return {
         "name": name,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two nodes on this machine for a measurement: the ranks' own, and one that holds their copies."""
+"""Two nodes on this machine for a measurement: one with the ranks, and one that holds their copies."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ def _environment() -> dict[str, str]:
 def two_nodes(
     command: list[str], *, memory: str, files: pathlib.Path, storage: bool
 ) -> Iterator[subprocess.Popen[str]]:
-    """Runs `command` under `ropeteam run` on node 0, beside a node 1 without ranks; gives node 0's process,
-    whose output is a pipe. `files` takes the daemons' logs and what goes to storage. All of it ends with the
-    context."""
+    """Runs `command` under `ropeteam run` on node 0; node 1 has no ranks. Yields node 0's process, whose
+    output is a pipe. The daemons' logs and storage are in `files`. All processes end with the context."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.2", 0))
         coordinator = f"127.0.0.2:{probe.getsockname()[1]}"
-    # Short, since a unix socket's path has at most 107 bytes; the arenas are removed by their daemons.
+    # The path is short, since a unix socket's path has at most 107 bytes. The daemons remove their arenas.
     sockets = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-bench-", dir="/tmp"))
     common = ["--job", sockets.name, "--nodes", "2", "--coordinator", coordinator, "--memory", memory]
     common += ["--replicas", "1", "--remove-arena-at-exit", "--quiet"]
