@@ -21,9 +21,9 @@ namespace ropeteam::bench {
 namespace {
 
 constexpr NodeId kLeaderId = 1;
-constexpr NodeId kFirstId = 2;          // of the nodes with ranks, in order of their ranks
-constexpr TimeUs kTickUs = 1'000;       // delivery time of a message
-constexpr TimeUs kReplicateUs = 5'000;  // from a shard's seal to its copy's
+constexpr NodeId kFirstId = 2;            // of the nodes with ranks, in order of their ranks
+constexpr TimeUs kTickUs = 1'000;         // delivery time of a message
+constexpr TimeUs kReplicateUs = 5'000;    // from a shard's seal to its copy's
 constexpr TimeUs kSaveSpreadUs = 50'000;  // a node's ranks seal within this time
 constexpr TimeUs kForever = UINT64_MAX;
 constexpr TimeUs kHelloTimeoutUs = 60'000'000;
