@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fixtures of the end-to-end tests; see harness.py.
 
-What a test starts is killed by its pid when the test ends, and a daemon that ended by itself, or by a
-sanitizer, fails the test that had it.
+Daemons that a test starts are stopped when the test ends. The test fails if one of them ends with a status other than
+0, for example after a sanitizer's report.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from harness import (  # noqa: E402
 def cluster(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
     """cluster(nodes, memory="64M", options=[...]) starts daemons and waits until all see all.
 
-    node_options are for each node its own, behind those of all. coordinator: default a free port of node 0's."""
+    node_options: further options for each node. coordinator: the default is a free port of 127.0.0.1."""
     yield from _clusters(tmp_path)
 
 
@@ -58,7 +58,7 @@ def _clusters(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
         job: str = "test",
         coordinator: str = "",
     ) -> Cluster:
-        # Short paths: a unix socket's has at most 107 bytes.
+        # The paths are short, since a unix socket's path has at most 107 bytes.
         directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
         arenas = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
         logs = tmp_path / f"logs-{len(clusters)}"
@@ -91,10 +91,10 @@ def _clusters(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture
 def run_ropeteam(tmp_path: pathlib.Path) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """run_ropeteam("run", …, "--", command…) with an arena and socket of the test's own; gives what it
-    printed.
+    """run_ropeteam(command…, options=[…]) runs `ropeteam run` with an arena and socket of the test's own, and
+    returns its result.
 
-    A second call finds the arena that the first left, as a restarted job would."""
+    A second call finds the arena of the first call, as a restarted job would."""
     if not ROPETEAM.exists():
         pytest.skip(f"{ROPETEAM} is not built")
     directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
@@ -122,7 +122,7 @@ def run_ropeteam(tmp_path: pathlib.Path) -> Iterator[Callable[..., subprocess.Co
 
 @pytest.fixture
 def own_store() -> Iterator[dict[str, str]]:
-    """What keeps a line as README has it away from other jobs of this machine, and small."""
+    """Variables that keep a command of README apart from other jobs of this machine, and its arena small."""
     directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
     arena = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
     yield {
@@ -137,7 +137,7 @@ def own_store() -> Iterator[dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def finished_build() -> None:
-    """Skips the test where the build under test cannot be installed."""
+    """Skips the test if the build under test cannot be installed."""
     if not LIBRARY.is_relative_to(BUILD):
         pytest.skip(f"the library of {BUILD.name} is not for this Python: it loads {LIBRARY}")
     if shutil.which("cmake") is None or not (BUILD / "bench" / "ropeteam-bench").exists():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fork_ranks.py COUNT PORT SCRIPT [ARGUMENTS...]: SCRIPT in COUNT ranks, in torchrun's place.
+"""fork_ranks.py COUNT PORT SCRIPT [ARGUMENTS...]: runs SCRIPT in COUNT ranks, instead of torchrun.
 
-torch is imported once and not COUNT + 1 times. When a rank fails, the others are killed.
+torch is imported once and not COUNT + 1 times. If a rank fails, the others are killed.
 """
 
 import os
@@ -10,7 +10,7 @@ import signal
 import sys
 
 import ropeteam.torch  # noqa: F401
-import torch._dynamo  # noqa: F401  which an optimizer's first step imports
+import torch._dynamo  # noqa: F401  imported by an optimizer's first step
 import torch.distributed.fsdp  # noqa: F401
 
 count, port, script = int(sys.argv[1]), sys.argv[2], sys.argv[3]

@@ -2,7 +2,7 @@
 """Real processes for the end-to-end tests: daemons on loopback addresses, and the build's programs.
 
 ROPETEAM_BUILD is the build tree under test (default: build/release), ROPETEAM_LIBRARY the library that
-Python loads. Waiting is always for a condition.
+Python loads.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ LIBRARY = pathlib.Path(os.environ.get("ROPETEAM_LIBRARY", BUILD / "api" / "clien
 
 sys.path.insert(0, str(ROOT / "api" / "python"))
 
-# How long a condition may take: generous, since sanitizers and busy machines are slow and nothing waits
-# longer than it has to.
+# How long a condition may take. It is generous, since sanitizers and busy machines are slow; a wait ends as soon as its
+# condition is true.
 WAIT_S = 60.0
 VIEW = re.compile(r"view epoch (\d+) members (\d+) leader (\S+)")
 
 
 def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-    """The condition's first true value; fails the test when there is none in time."""
+    """Returns the condition's first true value; fails the test if the time is over."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = condition()
@@ -56,13 +56,13 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_
         time.sleep(0.01)
 
 
-# Below the ports that the kernel gives to connections.
+# These are below the ports that the kernel gives to connections.
 PORTS = range(10_000, 32_000)
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port for a server that is started later: nothing has it now, and nothing is given it by chance."""
-    for port in random.SystemRandom().sample(PORTS, len(PORTS)):  # tests seed the other generator
+    """A port for a server that is started later: it is free now, and the kernel does not assign it by itself."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):  # tests seed the default generator
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((address, port))
             return port
@@ -70,8 +70,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """This process's, less what a launcher around the tests, or whoever looked for our package, would have
-    set."""
+    """This process's environment, without variables of a launcher that runs the tests, and of our package."""
     launchers = ("ROPETEAM_", "TORCHELASTIC_", "SLURM_", "SKYPILOT_", "PET_")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(launchers)}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK"):
@@ -82,7 +81,7 @@ def clean_environment(**more: str) -> dict[str, str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """clean_environment() with the build's programs, package and library in it."""
+    """clean_environment() with the paths of the build's programs, package and library."""
     kept = clean_environment()
     kept["PATH"] = (
         f"{ROPETEAMD.parent}:{ROPETEAM.parent}:{pathlib.Path(sys.executable).parent}:{kept['PATH']}"
@@ -93,8 +92,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def forked_ranks(count: int) -> list[str]:
-    """The command before a script and its arguments, for tests to which it does not matter that torchrun starts
-    the ranks."""
+    """The command before a script and its arguments, for tests that do not need torchrun to start the ranks."""
     launcher = pathlib.Path(__file__).with_name("fork_ranks.py")
     return [sys.executable, str(launcher), str(count), str(free_port())]
 
@@ -111,7 +109,8 @@ def ask(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def on_a_terminal(command: list[str], stream: str, env: dict[str, str]) -> tuple[int, str]:
-    """The exit code of a command whose `stream` ("stdout" or "stderr") is a terminal, and what that shows."""
+    """Runs a command whose `stream` ("stdout" or "stderr") is a terminal: its exit code, and what the terminal
+    shows."""
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 120))
     try:
@@ -138,15 +137,15 @@ def fabrics() -> dict[str, dict]:
 
 
 def usable(transport: str) -> None:
-    """Skips the test where this build or machine has no such transport."""
+    """Skips the test if this build or machine does not have the transport."""
     missing = fabrics()[transport]["missing"]
     if missing:
         pytest.skip(f"{transport}: {missing}")
 
 
 class ScriptedRank:
-    """A rank that is a Python script in a process of its own. It says a line with print(), and waits in
-    sys.stdin.readline() until it is told to go on; it is killed at the end of the block."""
+    """A rank that is a Python script in a process of its own. The script prints lines, and waits for go_on() in
+    sys.stdin.readline(). The process is killed at the end of the block."""
 
     def __init__(self, script: str) -> None:
         self.process = subprocess.Popen(
@@ -183,7 +182,7 @@ class Daemon:
     starts: int = 0
     expected_end: bool = True
     members_seen: list[int] = field(default_factory=list)
-    moved_to: str = ""  # the address that it listens on in place of its own
+    moved_to: str = ""  # if set: the address that it listens on
 
     @property
     def name(self) -> str:
@@ -216,13 +215,13 @@ class Daemon:
         if "--membership" not in self.options:
             command += ["--coordinator", cluster.coordinator]
         command += ["--socket", self.socket, "--arena-path", str(self.arena), "--memory", cluster.memory]
-        # Off unless asked for: tests that corrupt bytes expect a certain component to find them.
+        # Scrubbing is off by default: tests that corrupt bytes expect a certain component to find them.
         if "--scrub-rate" not in self.options:
             command += ["--scrub-rate", "0"]
         return [*command, "--ready-fd", str(ready_fd), *self.options]
 
     def start(self, wait: bool = True) -> Daemon:
-        """Starts it and, unless told not to, waits until it says that it is ready."""
+        """Starts it; with `wait`, waits until it reports that it is ready."""
         assert self.process is None, f"{self.name} runs already"
         self.starts += 1
         self.arena.mkdir(exist_ok=True)
@@ -247,13 +246,13 @@ class Daemon:
         return self
 
     def kill(self, drop_memory: bool = False) -> None:
-        """kill -9; with drop_memory the host's memory goes with it, as when the machine itself is lost."""
+        """SIGKILL; drop_memory also removes its arena, as if the machine was lost."""
         self._end(signal.SIGKILL)
         if drop_memory:
             shutil.rmtree(self.arena)
 
     def stop(self) -> int:
-        """SIGTERM; gives the exit status, which is 0 for a clean end."""
+        """SIGTERM; returns the exit status, which is 0 for a clean end."""
         return self._end(signal.SIGTERM)
 
     def _end(self, number: int) -> int:
@@ -270,7 +269,7 @@ class Daemon:
         return status
 
     def listening(self) -> list[tuple[str, int]]:
-        """The addresses and TCP ports that its process listens on; gRPC's are IPv4 addresses in IPv6 sockets."""
+        """The addresses and TCP ports that its process listens on. gRPC's are IPv4 addresses in IPv6 sockets."""
         assert self.process is not None
         owned = set()
         for entry in pathlib.Path(f"/proc/{self.process.pid}/fd").iterdir():
@@ -291,7 +290,7 @@ class Daemon:
         return found
 
     def members(self) -> int:
-        """Of the last view in its log; 0 when there is none yet."""
+        """The number of members of the last view in its log; 0 if it has no view yet."""
         views = VIEW.findall(self.log_text())
         return int(views[-1][1]) if views else 0
 
@@ -300,7 +299,7 @@ class Daemon:
         return self._status()
 
     def local_status(self) -> dict[str, Any]:
-        """The node's own report, at once."""
+        """The node's own report; its counters do not lag."""
         return self._status("--local")
 
     def _status(self, *options: str) -> dict[str, Any]:
@@ -339,7 +338,7 @@ class Cluster:
         return self.nodes[ordinal]
 
     def wait_members(self, count: int | None = None) -> None:
-        """Until every running node's view has `count` members (those that run, when not given)."""
+        """Waits until every running node's view has `count` members; default: all running nodes."""
         running = [node for node in self.nodes if node.process is not None]
         wanted = len(running) if count is None else count
         wait_until(lambda: all(node.members() == wanted for node in running), f"a view of {wanted} members")
@@ -350,7 +349,7 @@ def saved(step: int, rank: int) -> bytes:
 
 
 def save_everywhere(ranks: list[Any], step: int) -> None:
-    """saved() as "data" of every rank, committed."""
+    """Every rank saves saved() as "data"; waits until the step is committed."""
     from ropeteam import Level
 
     for rank, rope in enumerate(ranks):
@@ -360,7 +359,7 @@ def save_everywhere(ranks: list[Any], step: int) -> None:
 
 
 def undisturbed(nodes: list[Daemon], processes: list[subprocess.Popen[bytes]]) -> None:
-    """The survivors are the same processes, and the same instances."""
+    """The surviving nodes have the same processes and the same instances."""
     for node, process in zip(nodes, processes, strict=True):
         assert node.process is process
         assert process.poll() is None
@@ -368,8 +367,8 @@ def undisturbed(nodes: list[Daemon], processes: list[subprocess.Popen[bytes]]) -
         assert "declared dead while alive" not in node.log_text()
 
 
-# How long the path of the data is cut, and the limit for a save to commit again afterwards. Reconnecting takes at most
-# 2.5 s and the requirement is 5 s; the limit leaves room for a machine that runs other tests at the same time.
+# How long the data path is cut, and how soon afterwards a save must commit again. Reconnecting takes at most 2.5 s and
+# the requirement is 5 s; the limit leaves room for a machine that runs other tests at the same time.
 CUT_S = 10.0
 AGAIN_S = 15.0
 
@@ -379,7 +378,7 @@ def verify(node: Daemon) -> subprocess.CompletedProcess[str]:
 
 
 def saves_commit_again(nodes: Cluster, cut: Callable[[], None], heal: Callable[[], None], size: int) -> float:
-    """Two nodes, the path of the data cut between two saves and healed: seconds from then until a save is committed."""
+    """Cuts the data path of two nodes between two saves and heals it. Returns the seconds until a save is committed."""
     from ropeteam import DeadlineExceeded, Level
 
     with nodes[0].open(0, 1, "run") as rope:
@@ -391,7 +390,7 @@ def saves_commit_again(nodes: Cluster, cut: Callable[[], None], heal: Callable[[
             rope.wait(2, Level.COMMITTED, timeout=0)
         wait_until(lambda: "is down" in nodes[0].log_text(), "node 0 to notice")
         assert nodes[0].members() == 2 and nodes[1].members() == 2, "the control plane lives"
-        while time.monotonic() < cut_at + CUT_S:  # its length is what is tested
+        while time.monotonic() < cut_at + CUT_S:  # the cut must last this long
             time.sleep(0.05)
         heal()
         healed_at = time.monotonic()

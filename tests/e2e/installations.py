@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of installations share.
+"""Shared by the tests of installations.
 
-Nothing of the harness is in the environment of what runs here: no PYTHONPATH, no ROPETEAM_LIBRARY.
+Commands run here without the harness's variables PYTHONPATH and ROPETEAM_LIBRARY.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ def run(
 
 
 def line_of_readme(begin: str) -> str:
-    """The only line of README's code blocks that begins so."""
+    """The only line of README's code blocks that begins with `begin`."""
     (line,) = re.findall(rf"^    ({re.escape(begin)}.*)$", README, re.MULTILINE)
     return str(line)
 
 
 def show_torch(python: pathlib.Path) -> None:
-    """Lets the Python of a fresh virtual environment import torch from where it is: a copy is a gigabyte.
+    """Lets the Python of a fresh virtual environment import the torch of this Python, since a copy has a
+    gigabyte.
 
-    Skips the test where there is none."""
+    Skips the test if torch is not installed."""
     torch = pytest.importorskip("torch", reason="torch is not installed")
     site = run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
     pathlib.Path(site, "torch.pth").write_text(f"{pathlib.Path(torch.__file__).parents[1]}\n")
 
 
 def train_readme_s_example(python: pathlib.Path, own_store: dict[str, str], folder: pathlib.Path) -> None:
-    """README's PyTorch example, copied out of it, beside the daemon of the wheel that `python` has."""
+    """Runs README's PyTorch example with the daemon of the wheel that `python` has."""
     (text,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     (folder / "train.py").write_text(text)
     done = run(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benches of PyTorch's doors run, and print the rows that docs/benchmarking.md names."""
+"""The Python benches run, and print the rows that docs/benchmarking.md names."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/chaos for some rounds of one schedule: each kind of its faults that takes a second or two, once."""
+"""Runs scripts/chaos for some rounds of one schedule: once each fault that takes only a second or two."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def chaos(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def namespaces_work() -> str:
-    """Why not; "" if they do."""
+    """Why network namespaces do not work; "" if they do."""
     if os.geteuid() != 0:
         return "network namespaces take root"
     name = f"rt{os.getpid()}-probe"

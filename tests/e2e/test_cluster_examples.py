@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of examples/ that start a job on a cluster, checked without one."""
+"""Checks the files of examples/ that start a job on a cluster, without a cluster."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def test_every_option_is_one_of_ropeteam_run(name):
     assert used and used <= known, used - known
 
 
-# The long options of sbatch(1) in the script, each with what its value looks like; "": it has none.
+# The long options of sbatch(1) that the script may use, each with a pattern of its value; "": it has no
+# value.
 SBATCH = {
     "job-name": r"[\w-]+",
     "nodes": r"\d+(-\d+)?",
@@ -43,7 +44,7 @@ SBATCH = {
     "exclusive": "",
     "requeue": "",
 }
-# Runs the step on the two nodes of the allocation, as Slurm would. One that fails ends the other.
+# Runs the step on the two nodes of the allocation, as Slurm would. If one fails, the other is ended.
 SRUN = """
 for option in "$@"; do
   case "$option" in
@@ -68,7 +69,7 @@ SCONTROL = """
 [ "$*" = "show hostnames 127.0.0.[1-2]" ] && printf '127.0.0.1\\n127.0.0.2\\n'
 """
 
-# Of a job's second start: torchrun imports torch once more than the rank.
+# Replaces torchrun at the job's second start, because torchrun itself imports torch, which takes time.
 TORCHRUN = """#!/bin/bash
 exec env RANK=$SLURM_NODEID WORLD_SIZE=2 {python} "${{@: -1}}"
 """
@@ -81,7 +82,7 @@ def test_the_slurm_script_asks_for_what_sbatch_knows():
     options = [line for line in lines if line.startswith("#SBATCH")]
     asked = [re.fullmatch(r"#SBATCH --([a-z-]+)(?:=(.*))?", line) for line in options]
     assert asked and all(each and re.fullmatch(SBATCH[each[1]], each[2] or "") for each in asked)
-    # sbatch reads no further than the first command.
+    # sbatch reads options only before the first command.
     first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     assert not any(line.startswith("#SBATCH") for line in lines[first:])
 
@@ -112,17 +113,17 @@ def test_the_slurm_script_runs_on_two_nodes_and_goes_on_when_one_is_replaced(tmp
             try:
                 said = job.communicate(timeout=3 * WAIT_S)
             except subprocess.TimeoutExpired:
-                os.killpg(job.pid, signal.SIGKILL)  # the nodes, too
+                os.killpg(job.pid, signal.SIGKILL)  # also kills the nodes
                 raise
         return subprocess.CompletedProcess(job.args, job.returncode, *said)
 
     try:
         first = run()
         assert first.returncode == 0, first.stderr
-        shutil.rmtree(arenas / "0")  # a new machine: only the other has rank 0's shard
+        shutil.rmtree(arenas / "0")  # as a new machine: only the other one has rank 0's shard
         (programs / "torchrun").write_text(TORCHRUN.format(python=sys.executable))
         (programs / "torchrun").chmod(0o755)
-        second = run()  # a job that is requeued has its number, and its key
+        second = run()  # a requeued job keeps its number, and therefore its key
         assert (home / ".ropeteam-77.key").stat().st_mode & 0o77 == 0
     finally:
         shutil.rmtree(arenas, ignore_errors=True)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon from its start to its end: how it is stopped, what it refuses at once, how it comes back from the dead."""
+"""The daemon's start and end: how it is stopped, what it refuses at once, and how it returns after it was declared
+dead."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def arena_address(node) -> str:
 
 
 def test_signalled_twice_at_once_it_still_ends_cleanly(cluster):
-    """Launchers signal a process and its group, or a parent passes on what its child has got already."""
+    """Some launchers signal a process and its group, or a parent forwards a signal that its child already has."""
     node = cluster(1)[0]
     node.process.send_signal(signal.SIGTERM)
     os.killpg(node.process.pid, signal.SIGTERM)
@@ -42,11 +43,11 @@ def test_signalled_twice_at_once_it_still_ends_cleanly(cluster):
     ],
 )
 def test_what_cannot_work_is_refused_before_memory_is_taken(tmp_path, option, value, said):
-    """Faulting an arena in takes minutes on a large host, and leaves its file behind."""
+    """On a large host, pre-faulting an arena takes minutes, and its file would remain."""
     options = {"--listen": "127.0.0.1", "--socket": str(tmp_path / "r.sock"), "--arena-path": str(tmp_path), option: value}
     command = [str(ROPETEAMD), "--job", "test", "--memory", "64M"]
     command += [word for pair in options.items() for word in pair]
-    own = environment(ROPETEAM_JOB_KEY="5a" * 32)  # an address of another host takes one
+    own = environment(ROPETEAM_JOB_KEY="5a" * 32)  # required if an address is not loopback
     refused = subprocess.run(command, env=own, capture_output=True, text=True, timeout=WAIT_S)
     assert refused.returncode == 1, refused.stderr
     assert said in refused.stderr
@@ -71,9 +72,9 @@ def test_declared_dead_while_alive_it_begins_again_with_all_that_it_sealed(clust
         wait_until(lambda: "it starts again" in nodes[1].log_text(), "the node that was declared dead")
         wait_until(lambda: nodes[0].members() == 2, "a view with both")
         rope.wait(2, Level.COMMITTED)
-        assert arena_address(nodes[1]) != before  # peers that had not heard yet write to nothing
+        assert arena_address(nodes[1]) != before  # a peer that still writes to the old address harms nothing
         rope.save(3, {"data": data}, wait=Level.COMMITTED)
-    # What it holds now, all of it, is whole where it lies.
+    # All data that it holds now is intact.
     nodes[0].kill(drop_memory=True)
     nodes[0].start()
     nodes.wait_members(2)

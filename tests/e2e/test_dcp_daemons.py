@@ -20,7 +20,7 @@ from ropeteam import Level  # noqa: E402
 from ropeteam.dcp import StorageReader, StorageWriter, latest  # noqa: E402
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner  # noqa: E402
 
-# Several worlds load a step and commit none: it is not to blame.
+# Several worlds load a step and commit none; the step must not be quarantined for that.
 KEEP = ["--quarantine-after", "99"]
 
 
@@ -29,8 +29,8 @@ def numbers(seed, *shape, dtype=torch.float32):
 
 
 def whole(step=1):
-    """The state that all worlds share, each in its own sharding. Uneven on 4 ranks, and `short` leaves some
-    without any."""
+    """The state that all worlds share, each in its own sharding. On 4 ranks it is uneven, and some ranks have
+    no row of `short`."""
     return {
         "rows": numbers(step, 10, 6),
         "columns": numbers(step + 1, 5, 14),
@@ -43,8 +43,8 @@ def whole(step=1):
 
 
 def sharded(state, empty=False):
-    """As FSDP2 (rows of one dimension), tensor parallelism (columns), and both where the world's size is
-    even."""
+    """Shards the state as FSDP2 does (rows of one dimension), as tensor parallelism does (columns), and as
+    both do if the world's size is even."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -83,7 +83,7 @@ def save_by(rope, step, way):
     elif way == "own metadata":
         dcp.save(state, storage_writer=StorageWriter(rope, step), use_collectives=False)
     else:
-        # The first is staged in memory, the second in the arena. Training goes on at once.
+        # The first save is staged in memory, the second in the arena. Training continues at once.
         for each in (step - 1, step):
             dcp.async_save(
                 state,
@@ -115,7 +115,7 @@ def load(rope, step):
 
 
 def fails_at_one(rope):
-    """A step of which rank 1 cannot save its shard, more often than a Client may have saves open."""
+    """Rank 1 cannot save its shard of several steps: more steps than a Client may have open saves."""
     state = sharded(whole())
     for step in range(1, 7):
         if rope.rank == 1:
@@ -138,7 +138,8 @@ class Failing(DefaultSavePlanner):
 
 
 def fails_in_the_checkpoint_process(rope):
-    """By its planner, more often than a Client may have saves open, staged in memory and in the arena."""
+    """Saves fail in the planner, more of them than a Client may have open, staged in memory and in the
+    arena."""
     kind = dcp.state_dict_saver.AsyncCheckpointerType.PROCESS
     state = sharded(whole())
     for step in range(1, 8):
@@ -156,8 +157,7 @@ def fails_in_the_checkpoint_process(rope):
 
 
 def changes_at_one(rope):
-    """What both ranks have one of them writes. Rank 1 alone has another state, and rank 0 has to write
-    more."""
+    """Only one rank writes what both have. When the state of rank 1 changes, rank 0 has to write more."""
     state = sharded(whole())
     answers = []
     for step in range(1, 6):
@@ -174,8 +174,8 @@ def changes_at_one(rope):
 
 
 def two_groups(rope):
-    """Each half of the world has a checkpoint of its own, as pipeline stages may; and every rank one
-    alone."""
+    """Each half of the world has a checkpoint of its own, as pipeline stages may have; then each rank has
+    one."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     half = rope.rank // 2
     state = {"stage": torch.full((4,), float(half)), f"only {half}": numbers(half, 7, 3)}
@@ -250,7 +250,7 @@ for step, out in zip(sys.argv[1::2], sys.argv[2::2]):
 
 
 def opened_by_torch_alone(steps: list[pathlib.Path], out: pathlib.Path) -> list[dict]:
-    """What FileSystemReader makes of directories, where Ropeteam cannot be imported."""
+    """What torch's FileSystemReader loads from these directories if Ropeteam cannot be imported."""
     outs = [out / f"{number}.pt" for number in range(len(steps))]
     command = [sys.executable, "-c", WITHOUT_ROPETEAM]
     command += [str(path) for pair in zip(steps, outs) for path in pair]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A node leaves in good order: by command, by SIGTERM, and because its cloud takes the machine away."""
+"""A node is drained: by command, by SIGTERM, and because its cloud takes the machine away."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MIB = 1 << 20
 
 
 def ended(node: Daemon) -> int:
-    """The exit code of a daemon that ends by itself."""
+    """Waits for a daemon that ends by itself, and returns its exit code."""
     assert node.process is not None
     code = node.process.wait(WAIT_S)
     node.process = None
@@ -47,13 +47,13 @@ def test_what_a_node_holds_is_redundant_before_it_leaves(cluster):
     assert done.stdout == (
         "this node has left the job: all that is kept is redundant on other nodes, and what was due is on storage\n"
     )
-    # It may be done before anybody has asked how far it is.
+    # The copying may end before its progress is asked for the first time.
     assert not done.stderr or re.search(r"^copied to other nodes: (\S+ MiB) of \1, ", done.stderr), done.stderr
     assert ended(nodes[1]) == 0
     nodes.wait_members(2)
-    checked = verify(nodes[0])  # fails where a rank has fewer copies than it was saved with
+    checked = verify(nodes[0])  # fails if a rank has fewer copies than it was saved with
     assert checked.returncode == 0, checked.stdout
-    # It comes back under its name, with its memory.
+    # It returns under its name, with its memory.
     nodes[1].start()
     nodes.wait_members(3)
     rope = nodes[1].open(1, 3, "next")
@@ -83,7 +83,7 @@ def test_sigterm_drains_where_it_was_asked_for(cluster):
     assert "draining within 30 s: SIGTERM" in log and "drained, exit code 0" in log
     nodes.wait_members(2)
     assert verify(nodes[0]).returncode == 0
-    for node in nodes.nodes[:2]:  # they have nowhere to copy to
+    for node in nodes.nodes[:2]:  # there is no other node to copy to
         node.process.terminate()
     assert {ended(node) for node in nodes.nodes[:2]} <= {5, 6}
 
@@ -145,7 +145,7 @@ def test_a_spare_joins_while_ranks_save_and_stands_in_for_a_lost_node(cluster):
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):
-    """Answers as the clouds' metadata servers do. `taken`: whether the machine is to be taken away."""
+    """Answers as the clouds' metadata servers do. `taken`: whether it gives notice that the machine is taken away."""
 
     taken = False
     asked: list[str] = []
@@ -223,7 +223,7 @@ def test_a_cloud_that_takes_the_machine_away_drains_it(cluster, metadata, cloud,
     wait_until(lambda: any(path.endswith(last) for path in handler.asked), "a look without a notice")
     assert "draining" not in nodes[0].log_text()
     handler.taken = True
-    assert ended(nodes[0]) == 0  # it holds nothing
+    assert ended(nodes[0]) == 0  # it holds nothing that would have to be copied
     assert f"draining within 30 s: {reason}" in nodes[0].log_text()
 
 
@@ -237,7 +237,7 @@ def test_a_command_s_output_is_the_reason(cluster, tmp_path, children):
         nodes = cluster(1, options=["--notice", command, "--notice-seconds", "5"])
     finally:
         signal.signal(signal.SIGCHLD, before)
-    for _ in range(2):  # the second question: the answer to the first one is known
+    for _ in range(2):  # when it asks for the second time, it has the first answer
         wait_until(asked.exists, "a question")
         asked.unlink()
     assert "draining" not in nodes[0].log_text()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step that an operator drops by the command line."""
+"""An operator drops a step with `ropeteam drop`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_dropped_step_is_gone_from_every_node_and_the_newest_is_refused(cluste
         )
         with pytest.raises(ropeteam.NotFound):
             rope.load(2)
-    # Also while no rank is open.
+    # Dropping works without an open rank, too.
     done = drop("3")
     assert done.returncode == 1
     assert "step 3 incarnation 1 is not dropped: a restart needs the newest committed step" in done.stderr

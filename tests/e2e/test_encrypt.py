@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--encrypt-replicas: what a listener on the network and the memory of a holder have of a shard."""
+"""--encrypt-replicas: what can be read of a shard on the network and in a holder's memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from harness import WAIT_S, Cluster, Daemon, payload, verify, wait_until
 from ropeteam import Level
 
-# A whole number of them is in every frame and every chunk.
+# Every frame and every chunk contains this whole pattern.
 PATTERN = b"<these are weights that nobody but their rank should read......>"
 NAME = "layers.17.attention.weight"
 DATA = PATTERN * (6_000_000 // len(PATTERN))
@@ -25,7 +25,7 @@ SOL_PACKET, PACKET_STATISTICS, SO_RCVBUFFORCE = 263, 6, 33
 
 
 class Capture:
-    """Counts these words in every frame on the loopback device; fails where frames were lost."""
+    """Counts these words in every frame on the loopback device; fails if frames were lost."""
 
     def __init__(self, *words: bytes) -> None:
         self._socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
@@ -61,14 +61,14 @@ def need_capture() -> None:
 
 
 def held(node: Daemon, what: bytes) -> int:
-    """How often the arena of the node has these bytes."""
+    """How often the node's arena contains these bytes."""
     (path,) = node.arena.glob("*.arena")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as arena:
         return arena[:].count(what)
 
 
 def flip(node: Daemon, *places: int) -> None:
-    """Flips a bit of each of these bytes of its arena's file."""
+    """Flips one bit of the byte at each of these places in the arena's file."""
     (path,) = node.arena.glob("*.arena")
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
         for place in places:
@@ -76,14 +76,14 @@ def flip(node: Daemon, *places: int) -> None:
 
 
 def chunks(node: Daemon) -> dict[int, bytes]:
-    """How each chunk of its arena begins, by its place in the file."""
+    """The first 64 bytes of each chunk of the node's arena, by its place in the file."""
     (path,) = node.arena.glob("*.arena")
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as arena:
         return {at: arena[at : at + 64] for at in range(CHUNK, len(arena) - 63, CHUNK)}
 
 
 def save(nodes: Cluster, step: int, data: bytes) -> None:
-    """Rank 0 saves what is looked for, rank 1 something else."""
+    """Rank 0 saves `data`, rank 1 other bytes."""
     with nodes[0].open(0, 2, "run") as first, nodes[1].open(1, 2, "run") as second:
         first.save(step, {NAME: data})
         second.save(step, {"other": payload(step, 1_500_000)})
@@ -106,7 +106,7 @@ def test_a_capture_of_the_network_and_a_holders_memory_have_nothing_of_a_chunk(c
         nodes[0].kill(drop_memory=True)
         nodes[0].start()
         nodes.wait_members(2)
-        assert load(nodes[0], 1) == DATA  # the holder's, by the network
+        assert load(nodes[0], 1) == DATA  # the holder's copy, over the network
     assert seen.bytes > 2 * len(DATA)
     if encrypted:
         assert (seen.found, there) == (0, 0)
@@ -120,20 +120,20 @@ def test_bad_chunks_of_both_kinds_are_found_and_repaired(cluster):
     data = payload(7, 5_000_000)
     save(nodes, 1, data)
     assert verify(nodes[0]).returncode == 0
-    # The saver's own: repaired from the holder's ciphertext inside the read.
+    # The saver's own copy is repaired from the holder's ciphertext during the read.
     (own,) = [at for at, begin in chunks(nodes[0]).items() if begin == data[CHUNK : CHUNK + 64]]
     flip(nodes[0], own)
     assert load(nodes[0], 1) == data
     assert verify(nodes[0]).returncode == 0
-    # The holder's: found by the checksum of the ciphertext. What both nodes have is ciphertext: the holder's, and what it was
-    # sent from.
+    # Damage of the holder's copy is found by the checksum of the ciphertext. Only ciphertext is on both nodes: the
+    # holder's copy, and the buffer from which it was sent.
     sent = set(chunks(nodes[0]).values())
     shared = [at for at, begin in chunks(nodes[1]).items() if begin in sent and any(begin)]
     flip(nodes[1], *shared)
     assert verify(nodes[0]).returncode == 1
     wait_until(lambda: verify(nodes[0]).returncode == 0, "the replica's repair")
     assert load(nodes[0], 1) == data
-    # A daemon that is killed finds its copies, and an other node reads them.
+    # A daemon that was killed finds its copies again, and another node reads them.
     nodes[1].kill()
     nodes[1].start()
     nodes.wait_members(2)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons over the distribution's etcd with three members, of which any may be killed or stopped."""
+"""Daemons with the distribution's etcd of three members. Any member may be killed or stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ropeteam import DeadlineExceeded, Level
 
 
 class Etcd:
-    """Three members on loopback addresses of their own; their data lies in memory."""
+    """Three members, each on its own loopback address; their data is in memory."""
 
     def __init__(self) -> None:
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-etcd-", dir="/dev/shm"))
@@ -55,7 +55,7 @@ class Etcd:
         return subprocess.run(command, env=environment, capture_output=True, timeout=30, check=False).returncode
 
     def leader(self) -> int:
-        """etcdctl's line of an endpoint: address, id, version, size, whether it leads, …"""
+        """The index of the etcd leader. A line of etcdctl: address, id, version, size, whether it leads, …"""
         command = ["etcdctl", "--endpoints", ",".join(self.client), "endpoint", "status"]
         environment = {**os.environ, "ETCDCTL_API": "3"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=False)
@@ -90,7 +90,7 @@ def etcd() -> Iterator[Etcd]:
 
 
 def coordinators(nodes: Cluster) -> list[int]:
-    """The nodes, of those that run, whose coordinator has begun and not ended."""
+    """The running nodes whose coordinator has begun and not ended."""
     found = []
     for node in nodes.nodes:
         text = node.log_text() if node.process is not None else ""
@@ -104,7 +104,7 @@ def test_node_0_and_the_coordinator_are_lost_and_the_job_goes_on(cluster, etcd):
     ranks = [nodes[rank].open(rank, 3, "run") for rank in range(3)]
     save_everywhere(ranks, 1)
     first = wait_until(lambda: coordinators(nodes), "a coordinator")[0]
-    # Node 0 with its memory; and the coordinator, if that is another node, in a round before.
+    # Node 0 is lost with its memory. If another node is the coordinator, that one is lost first.
     for lost in [0] if first == 0 else [first, 0]:
         others = [nodes[rank] for rank in range(3) if rank != lost]
         processes = [node.process for node in others]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README shows is what runs: the quick starts and the training example, under `ropeteam run`."""
+"""The examples that README shows work: the quick starts and the training example, under `ropeteam run`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_c_quick_start_does_not_go_on_from_zeros_when_nothing_can_be_restore
         )  # fmt: skip
 
     assert run().returncode == 0
-    weights = struct.pack("<d", 1.5) + bytes(8 * 999)  # of step 3, the latest, of which this is the only copy
+    weights = struct.pack("<d", 1.5) + bytes(8 * 999)  # the only copy of step 3, the latest
     with open(next(node.arena.glob("*.arena")), "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
         begin = arena.find(weights)
         assert begin >= 0 and arena.find(weights, begin + 1) == -1
@@ -76,7 +76,7 @@ def test_the_pytorch_quick_start_goes_on_where_it_ended(run_ropeteam):
 
 
 def run_quickstart(node, tmp_path, before: str) -> subprocess.CompletedProcess[str]:
-    """examples/quickstart.py in two ranks on a node, with trouble made by the lines `before`."""
+    """Runs examples/quickstart.py in two ranks on a node; the lines `before` cause a failure."""
     pytest.importorskip("torch", reason="torch is not installed")
     driver = tmp_path / "driver.py"
     text = f"import os, runpy, signal\nimport ropeteam.torch\n{textwrap.dedent(before)}\n"
@@ -93,7 +93,7 @@ def run_quickstart(node, tmp_path, before: str) -> subprocess.CompletedProcess[s
 def check_trained_to_the_end(done: subprocess.CompletedProcess[str], warned: list[int], says: str) -> None:
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"rank (\d): steps 1 to 10, loss", done.stdout)) == ["0", "1"]
-    # Two ranks write into one pipe: a line's end may come behind the other's text.
+    # Two ranks write into one pipe, so a line's end may come after the other rank's text.
     steps = re.findall(rf"step (\d+) is not safe, training goes on[^:]*: {says}", done.stderr)
     assert sorted(map(int, steps)) == sorted([*warned, *warned]), done.stderr
 
@@ -109,7 +109,7 @@ def test_the_pytorch_quick_start_trains_to_its_end_when_no_save_finds_room(clust
         _state.training_state = lambda *a, **k: {**small(*a, **k), "large": bytes(100_000_000)}
         """,
     )
-    check_trained_to_the_end(done, [1, 2, 4, 8], ".*?needed")  # not a line for each of ten
+    check_trained_to_the_end(done, [1, 2, 4, 8], ".*?needed")  # ten failures give four warnings
     assert node.status()["latest"] is None
 
 
@@ -145,7 +145,7 @@ def test_training_that_is_interrupted_computes_what_uninterrupted_training_does(
     train = [str(EXAMPLES / "train_gpt.py"), *small]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for steps, out in ((9, whole), (4, parts), (9, parts)):
-        # The uninterrupted run has a store of its own: another job in the same arena would be found again.
+        # Each of the two runs is a job of its own, so that it does not restore the other's steps.
         job = ["--job", out.name, "--node", out.name]
         done = run_ropeteam(
             *forked_ranks(2), *train, "--steps", str(steps), "--out", str(out), options=job, GLOO_SOCKET_IFNAME="lo"

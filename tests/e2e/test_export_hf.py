@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ropeteam export --format hf: a step's model as whole tensors, out of memory and from storage. That
-from_pretrained opens it is tested with the real library in tests/frameworks."""
+"""ropeteam export --format hf: exports a step's model as whole tensors, from memory and from storage.
+tests/frameworks tests that from_pretrained opens the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ load_file = pytest.importorskip("safetensors.torch", reason="safetensors is not 
 
 
 def save(nodes, step: int, *ranks: dict, level: Level = Level.COMMITTED) -> None:
-    """A world that saves one step: of each rank what it saves."""
+    """Starts a world that saves one step; `ranks`: the objects of each rank."""
     ropes = [nodes[rank % nodes.size].open(rank, len(ranks), f"saves {step}") for rank in range(len(ranks))]
     for rope, objects in zip(ropes, ranks):
         rt.save_tensors(rope, step, objects, persist=level == Level.PERSISTED)
@@ -67,7 +67,7 @@ def test_parts_of_every_kind_come_together(cluster, tmp_path):
     store.mkdir()
     nodes = cluster(2, memory="256M", options=["--storage", str(store)])
     torch.manual_seed(3)
-    large = torch.randn(3000, 2001)  # columns in two ranks: many runs, over several blocks
+    large = torch.randn(3000, 2001)  # its columns are on two ranks: many runs, over several blocks
     rows, cube = torch.randn(10, 6).bfloat16(), torch.randint(0, 99, (4, 5, 6))
     small = {
         "flag": torch.tensor([True, False, True]),
@@ -116,7 +116,7 @@ def test_parts_of_every_kind_come_together(cluster, tmp_path):
         found.update(of_file)
     same(found, expected)
 
-    # A damaged file is found before anything has its name.
+    # A damaged file is found before any output file has its name.
     (rank_file,) = store.glob("test/step-*/rank-00001.safetensors")
     flip(rank_file, rank_file.stat().st_size // 2)
     done = ask("export", "5", str(tmp_path / "damaged"), "--format", "hf", "--storage", str(store))
@@ -135,7 +135,7 @@ def test_an_export_reads_no_more_than_the_model_from_other_nodes(cluster, tmp_pa
         well("export", "1", str(out), "--format", "hf", "--socket", node.socket)
         brought.append(node.local_status()["counters"]["fetch_bytes"] - before)
         same(load_file(out / "model.safetensors"), {"w": model})
-    # Two nodes have the shard, and a few small objects of it are read of the third one.
+    # Two nodes have the shard. The third one reads it, and from one a few small objects.
     most, *others = sorted(brought, reverse=True)
     assert model.nbytes <= most <= 1.1 * model.nbytes and max(others) < 100_000, brought
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The failure stories, with real processes: what is killed, cut, flipped or fed garbage here is real."""
+"""The failure stories with real processes, which are killed, get bits flipped, or receive garbage."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def arena_file(node: Daemon):
 
 
 def flip(node: Daemon, content: bytes, at: int) -> None:
-    """Flips a bit of `content`, byte `at`, wherever the node's arena holds it."""
+    """Flips a bit in byte `at` of `content` in the node's arena."""
     with open(arena_file(node), "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
         begin = arena.find(content[at : at + 64])
         assert begin >= 0, f"{node.name} does not hold these bytes"
@@ -64,7 +64,7 @@ def test_a_daemon_killed_at_any_point_of_a_save_keeps_what_was_sealed(cluster, p
     if sealed:
         shard = rope.load(2)
         assert shard["first"] + shard["second"] == new
-        rope.wait(2, Level.COMMITTED)  # what was under way is brought to its end
+        rope.wait(2, Level.COMMITTED)  # the save in progress is completed
     assert rope.load(1)["data"] == old
     rope.save(3, {"data": b"and on"}, wait=Level.COMMITTED)
     rope.close()
@@ -78,7 +78,7 @@ def test_the_coordinator_dies_and_returns_and_disturbs_nobody(cluster):
     for rope in ranks:
         rope.wait(1, Level.COMMITTED)
     save = ranks[1].begin(2, bytes=3_000_000, objects=1)
-    nodes[0].kill()  # coordinator, leader, and the holder of somebody's copy at once; its memory stays
+    nodes[0].kill()  # it is coordinator, leader, and holder of a copy; its memory stays
     save.put("data", payload(11, 3_000_000))
     save.commit()
     nodes[0].start()
@@ -102,7 +102,7 @@ def test_a_flipped_bit_is_repaired_inside_the_read(cluster):
             open(arena_file(nodes[0]), "rb") as file,
             mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as arena,
         ):
-            assert arena.find(data[5_000_000:5_000_064]) >= 0  # in place, not only in what was handed out
+            assert arena.find(data[5_000_000:5_000_064]) >= 0  # repaired in the arena, not only in the answer
         assert verify(nodes[0]).returncode == 0
 
 
@@ -151,7 +151,7 @@ def test_a_flipped_bit_that_nobody_reads_is_found_and_repaired_by_the_scrub(clus
 
 
 def test_damaged_tables_are_written_again_and_end_no_daemon(cluster):
-    """Every slot and descriptor, and the superblock, by another process that has the file mapped."""
+    """This process maps the arena's file and damages every slot and descriptor, and the superblock."""
     nodes = cluster(2, options=["--scrub-rate", "1G"])
     data = payload(15, 6_000_000)
     with nodes[0].open(0, 1, "run") as rope:
@@ -162,10 +162,11 @@ def test_damaged_tables_are_written_again_and_end_no_daemon(cluster):
             assert 0 < chunks < 64
             whole = arena[:tables]
             arena[:tables] = bytes(byte ^ 0x40 for byte in whole)
-        # Saved into slots that are damaged, if the background pass has not been there yet.
+        # These saves use damaged slots, unless the background pass has already repaired them.
         for step in (2, 3):
             rope.save(step, {"data": data}, wait=Level.COMMITTED)
-        # Every slot and the superblock, but for slots that a save wrote over before anybody looked.
+        # Every slot and the superblock are repaired, except slots that a save overwrote before they were
+        # checked.
         wait_until(lambda: counters(nodes[1])["table_repairs"] >= chunks - 2, "the tables' repair")
         assert "arena table superblock 0 byte 8 was" in nodes[1].log_text()
         nodes[1].kill()
@@ -213,7 +214,7 @@ def test_a_rank_killed_in_the_middle_of_a_put_leaves_nothing_behind(cluster):
         """
         with ScriptedRank(script) as victim:
             assert victim.says() == "saved"
-            rope.save(2, {"data": b"x" * 1000}, wait=Level.REPLICATED)  # its copy has its chunk on node 1 now
+            rope.save(2, {"data": b"x" * 1000}, wait=Level.REPLICATED)  # its copy on node 1 now has its chunk
             before = chunks_free(nodes[1])
             victim.go_on()
             assert victim.says() == "saving"
@@ -224,7 +225,7 @@ def test_a_rank_killed_in_the_middle_of_a_put_leaves_nothing_behind(cluster):
         assert rope.latest() == ropeteam.StepInfo(1, 1, 2), "the step before is the latest"
         assert rope.load()["data"] == data
         assert rope.load(1, 1)["data"] == b"of rank 1"
-        assert rope.save(3, {"data": b"y"}) == 1  # the others save on
+        assert rope.save(3, {"data": b"y"}) == 1  # the other rank can still save
 
 
 def send_garbage(address, family=socket.AF_INET, pieces: int = 4) -> None:
@@ -236,12 +237,12 @@ def send_garbage(address, family=socket.AF_INET, pieces: int = 4) -> None:
             try:
                 peer.sendall(random_bytes.randbytes(random_bytes.randrange(1, 100_000)))
             except OSError:
-                continue  # the daemon has hung up already, as it should
+                continue  # the daemon has already closed the connection, as it should
     with socket.socket(family, socket.SOCK_STREAM) as silent:
-        silent.connect(address)  # and one that says nothing
+        silent.connect(address)  # this one sends nothing
 
 
-# Of libfabric's and of UCX's sockets on the data port: what arrives there is parsed by neither of us.
+# With both transports, since libfabric and UCX parse what arrives at the data port, not Ropeteam.
 @pytest.mark.parametrize("transport", ["ofi", "ucx"])
 def test_garbage_on_every_socket_harms_nobody(cluster, transport):
     usable(transport)
@@ -252,7 +253,7 @@ def test_garbage_on_every_socket_harms_nobody(cluster, transport):
         listening = nodes[0].listening()
         assert len(listening) >= 3, listening  # coordinator, control, data
         for address in listening:
-            # UCX takes the first address of the interface that has the one it was told.
+            # UCX uses the first address of the interface that has the given address.
             told = nodes[0].address if transport == "ofi" else ("127.0.0.1", nodes[0].address)
             assert address[0] in told, "it listens on what it was told and on nothing else"
             send_garbage(address)

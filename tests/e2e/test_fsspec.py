@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ropeteam:// for fsspec, and what people put on top of it, against real daemons."""
+"""ropeteam:// for fsspec, and libraries that use fsspec, against real daemons."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_name_is_this_rank_s_then_the_lowest_s_unless_a_rank_is_named(two):
         assert fs.cat("ropeteam://5/model.pt") == payload(rank, 5_000_001)
         assert fs.cat("ropeteam://latest/rank-00000/model.pt") == payload(0, 5_000_001)
         assert fs.cat("5/rank-00001/model.pt") == payload(1, 5_000_001)
-        for _ in range(2):  # the second time by what the first has found
+        for _ in range(2):  # the second pass uses what the first one has found
             assert fs.info("5/only/of-0.json")["rank"] == 0
             assert fs.info("5/only/of-1.json")["rank"] == 1
 
@@ -88,7 +88,7 @@ def test_reads_seek_and_take_ranges(two):
     ours, theirs = payload(0, 5_000_001), payload(1, 5_000_001)
     with fs.open("5/model.pt") as file:
         assert (file.read(7), file.tell()) == (ours[:7], 7)
-        assert file.seek(4_194_300) == 4_194_300 and file.read(9) == ours[4_194_300:4_194_309]  # two chunks
+        assert file.seek(4_194_300) == 4_194_300 and file.read(9) == ours[4_194_300:4_194_309]  # from two chunks
         assert file.seek(-3, io.SEEK_END) == 4_999_998 and file.read() == ours[-3:]
         assert file.seek(6_000_000) == 6_000_000 and file.read() == b""
         file.seek(0)
@@ -121,7 +121,7 @@ def test_of_another_node_s_file_only_what_is_read_is_fetched(cluster):
     with fs.open(path) as file:
         file.seek(5_000_000)
         assert file.read(100) == data[5_000_000:5_000_100]
-    assert nodes[reader].local_status()["counters"]["fetch_bytes"] < 1.1 * (500_010 + (1 << 20))  # a file's block
+    assert nodes[reader].local_status()["counters"]["fetch_bytes"] < 1.1 * (500_010 + (1 << 20))  # a file reads 1 MiB
     for each in ranks:
         each.close()
 
@@ -207,11 +207,11 @@ def test_a_file_that_an_exception_closes_is_not_saved(rope, mode):
             1 / 0  # noqa: B018
     file = fs.open("1/a", "wb")
     file.write(b"half")
-    del file  # nobody closed it
+    del file  # it was not closed
     try:
         raise ZeroDivisionError
     except ZeroDivisionError:
-        with fs.open("1/a", mode) as file:  # a save because of an exception is one
+        with fs.open("1/a", mode) as file:  # saving inside an exception handler works
             file.write(b"whole" if mode == "wb" else "whole")
     assert dict(rope.load(1)) == {"a": b"whole"}
 
@@ -251,13 +251,13 @@ def test_bytes_go_into_the_arena_while_they_are_written(rope):
         for file in (small, large, beside):
             for block in blocks:
                 file.write(block[:10])
-        large.write(blocks[0])  # from here on it streams, and the others must wait
+        large.write(blocks[0])  # now it streams, and the others must wait
         beside.write(blocks[1])
         for at in range(0, 1 << 20, 4096):
             large.write(blocks[2][at : at + 4096])
         assert [len(file.pieces) for file in (small, beside)] == [1, 2] and len(large.pieces) == 1
         large.close()
-        beside.write(blocks[0])  # now it is its turn
+        beside.write(blocks[0])  # now it streams
         assert (beside.streamed, beside.pieces) == (True, [])
         held.write(tmp)
         for file in (small, beside, held):
@@ -322,7 +322,7 @@ def test_ropeteam_torch_save_writes_the_file_in_one_copy(rope):
     weight = torch.randn(1000, 1000)
     state = {"w": weight, "tied": weight.T, "part": weight[5:7], "half": weight.bfloat16(), "none": None}
     expected = io.BytesIO()
-    with config.patch("save.compute_crc32", False), fs.transaction:  # then all bytes are the same
+    with config.patch("save.compute_crc32", False), fs.transaction:  # without CRCs all bytes are the same
         torch.save(state, expected)
         for name in ("1/first.pt", "1/behind.pt"):
             with fs.open(name, "wb") as file:
@@ -406,7 +406,7 @@ def test_dcp_s_own_fsspec_writer_and_reader(rope, tmp_path):
         return {"w": torch.zeros(1000, 70), "nested": {"step": 0, "b": torch.zeros(5, dtype=torch.int64)}}
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of no process group
+        warnings.simplefilter("ignore")  # that there is no process group
         with fs.transaction:
             writer = FsspecWriter("ropeteam://4", sync_files=False, thread_count=2, client=rope, timeout=WAIT_S)
             dcp.save(state, storage_writer=writer, no_dist=True)

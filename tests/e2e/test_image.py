@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/Dockerfile without Docker: hadolint reads it, and its steps run here.
+"""examples/Dockerfile without Docker: hadolint checks it, and its steps run here.
 
-A stage's files are a directory. What fetches is not run: of a step with apt-get the names of the packages are
-compared with what is installed here, and torch is shown from where it is.
+A stage's files are in a directory. Steps that download are not run: the packages of an apt-get step are
+compared with those installed here, and torch is the one of this Python.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ NO_RECOMMENDS = "apt-get install -y --no-install-recommends "
 
 
 def instructions(text: str) -> list[tuple[str, str]]:
-    """Of a Dockerfile, in order: (keyword, the rest of its line)."""
+    """The instructions of a Dockerfile in order: (keyword, the rest of its line)."""
     lines = re.sub(r"(?m)^ *#.*\n", "", text).replace("\\\n", " ").splitlines()
     return [(keyword, rest.strip()) for keyword, _, rest in (line.partition(" ") for line in lines if line)]
 
 
 def named_packages(step: str) -> set[str]:
-    """What a RUN gives apt-get by name."""
+    """The packages that a RUN installs with apt-get."""
     return set(step.partition(NO_RECOMMENDS)[2].partition("&&")[0].split())
 
 
@@ -40,7 +40,7 @@ def of_debian_12() -> bool:
 
 
 def installed_dependencies(packages: set[str]) -> set[str]:
-    """These and all that come with them, of what is installed here."""
+    """The installed ones of these packages and of all their dependencies."""
     found: set[str] = set()
     todo = list(packages)
     while todo:
@@ -63,7 +63,7 @@ def files_of_the_repository() -> list[str]:
 
 
 class Stage:
-    """A stage of the image: what is /PATH there is `files`/PATH here."""
+    """A stage of the image: its /PATH is `files`/PATH here."""
 
     def __init__(self, files: pathlib.Path, path: str) -> None:
         self.files = files
@@ -132,7 +132,7 @@ class Stage:
             launcher.write_text(f"#!{python}\nfrom torch.distributed.run import main\nmain()\n")
             launcher.chmod(0o755)
             return
-        # Nothing is fetched and nothing compiled: the wheel is of the build under test.
+        # Nothing is downloaded or compiled: the wheel contains the build under test.
         quick = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
         quick["CMAKE_ARGS"] = f"-DROPETEAM_PREBUILT={BUILD.resolve()}"
         done = run(*self.shell, self.here(text), cwd=self.workdir, **self.environment, **quick)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What README tells a stranger to type: the lines in .venv, an installation of its own, and a wheel."""
+"""The commands of README's installation: in .venv, with a prefix of its own, and from a wheel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(ropeteam.__file__)
 print(_native.library().path)
 """
 
-# Nothing of it names a client or tells fsspec of the package.
+# This script neither opens a client nor registers the package with fsspec.
 SAVE_A_FILE = """
 import fsspec
 with fsspec.open("ropeteam://1/data", "wb") as file:
@@ -48,7 +48,7 @@ def prefix(finished_build: None, tmp_path_factory: pytest.TempPathFactory) -> pa
 
 @pytest.fixture(scope="module")
 def wheel(finished_build: None, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A wheel of the programs that are built: nothing is compiled."""
+    """A wheel with the build's programs; nothing is compiled."""
     pytest.importorskip("scikit_build_core", reason="scikit-build-core is not installed")
     directory = tmp_path_factory.mktemp("wheel")
     built = run(
@@ -63,7 +63,7 @@ def wheel(finished_build: None, tmp_path_factory: pytest.TempPathFactory) -> pat
 
 @pytest.fixture(scope="module")
 def wheel_python(wheel: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """The Python of a fresh virtual environment, in which the wheel is and nothing else."""
+    """The Python of a fresh virtual environment that contains only the wheel."""
     venv = tmp_path_factory.mktemp("fresh") / "venv"
     made = run(sys.executable, "-m", "venv", "--without-pip", str(venv))
     assert made.returncode == 0, made.stderr
@@ -103,7 +103,7 @@ def test_an_installation_saves_with_nothing_in_the_environment(prefix, own_store
     assert done.returncode == 0, done.stderr
     package, library = (pathlib.Path(line) for line in done.stdout.splitlines())
     assert package.is_relative_to(prefix) and library.is_relative_to(prefix), done.stdout
-    # And the package finds its library when only it is known.
+    # The package finds its library even if only the package is on the path.
     alone = run(sys.executable, "-c", "import ropeteam; print(ropeteam.library_version())", cwd=tmp_path,
                 PYTHONPATH=str(package.parents[1]))  # fmt: skip
     assert (alone.returncode, alone.stdout) == (0, "0.1.0\n"), alone.stderr
@@ -112,7 +112,7 @@ def test_an_installation_saves_with_nothing_in_the_environment(prefix, own_store
 
 
 def test_the_installed_bench_finds_library_and_daemon(prefix, tmp_path):
-    usable("ofi")  # what `save` compares with is a loop over libfabric
+    usable("ofi")  # the baseline of `save` is a loop over libfabric
     done = run(
         str(prefix / "bin" / "ropeteam"), "bench", "save", "--size", "1", "--runs", "1", "--json", cwd=tmp_path
     )
@@ -159,7 +159,7 @@ def test_readme_s_example_and_fsspec_work_from_a_wheel(wheel_python, own_store, 
     assert (alone.returncode, alone.stdout) == (0, "False\n"), alone.stderr
     show_torch(wheel_python)
     train_readme_s_example(wheel_python, own_store, tmp_path)
-    # fsspec comes with torch.
+    # fsspec is a dependency of torch.
     done = run(
         str(wheel_python.with_name("ropeteam")), "run", "--job", "files", "--", str(wheel_python), "-c", SAVE_A_FILE,
         cwd=tmp_path, RANK="0", WORLD_SIZE="1", **own_store,

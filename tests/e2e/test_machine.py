@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several jobs on one machine: which daemon a command asks, and what is freed when jobs have ended."""
+"""Several jobs on one machine: which daemon a command asks, and what `ropeteam clean` removes of ended jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness import ROPETEAM, WAIT_S, environment, on_a_terminal, wait_until
 
 
 class Machine:
-    """Arenas and sockets of the test's own, and the jobs on them."""
+    """Arenas and sockets of the test's own, and the jobs that use them."""
 
     def __init__(self) -> None:
         self.arenas = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
@@ -38,7 +38,7 @@ class Machine:
         )
 
     def ended(self, job: str) -> pathlib.Path:
-        """The arena that a job has left."""
+        """Runs a job to its end; the arena that it has left."""
         done = self.ask("run", "--job", job, "--", "true")
         assert done.returncode == 0, done.stderr
         return self.arena(job)
@@ -61,7 +61,7 @@ class Machine:
 
     def end(self) -> None:
         for job in self.jobs:
-            job.communicate()  # its stdin ends, and with it the command
+            job.communicate()  # closes stdin, which ends the command
         shutil.rmtree(self.arenas)
         shutil.rmtree(self.runtime)
 
@@ -84,7 +84,7 @@ def test_clean_frees_what_nobody_uses_and_nothing_else(machine):
     assert f"in use, stays  16.0 MiB  job live node node-0  {machine.arena('live')}" in listed.stdout
     assert "ropeteam clean --all-ended" in listed.stdout
     assert ended.exists()
-    # Its daemon is gone for a moment, and whoever will start it again does not get to it.
+    # Its daemon is killed, and `ropeteam run` is stopped, so that it cannot start the daemon again.
     live.send_signal(signal.SIGSTOP)
     try:
         pid = machine.daemon_pid("live")
@@ -101,7 +101,7 @@ def test_clean_frees_what_nobody_uses_and_nothing_else(machine):
 
 
 def test_clean_of_one_job_goes_by_the_job_that_the_arena_names(machine):
-    """The file of job a-b on node-0 could by its name be that of job a on node b-node-0."""
+    """By its name, the file of job a-b on node-0 could belong to job a on node b-node-0."""
     wanted, other = machine.ended("a"), machine.ended("a-b")
     assert f"would remove  16.0 MiB  job a node node-0  {wanted}" in machine.ask("clean", "--job", "a", "--dry-run").stdout
     assert wanted.exists()
@@ -151,7 +151,7 @@ def test_job_and_node_pick_the_daemon(machine):
     os.kill(stopped, signal.SIGCONT)
     assert silent.returncode == 1 and "these daemons run but did not answer in time" in silent.stderr
     assert f"--socket {machine.sockets}/two-node-0.sock" in silent.stderr
-    # What a killed daemon left is not taken for one.
+    # The socket that a killed daemon left does not count as a daemon.
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(machine.sockets / "dead-node-0.sock"))
     assert "2 daemons are here" in machine.ask("status").stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a daemon says to Prometheus, and what Debian's Prometheus makes of it."""
+"""A daemon's metrics, and what Debian's Prometheus reads from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DASHBOARD = ROOT / "docs" / "grafana-dashboard.json"
 
 
 def program(name: str) -> str:
-    """Prometheus' own, as the distribution has it: installed, or unpacked by scripts/test."""
+    """A program of the distribution's Prometheus: installed, or unpacked by scripts/test."""
     unpacked = ROOT / "build" / "prometheus" / "usr" / "bin" / name
     found = shutil.which(name) or (str(unpacked) if unpacked.exists() else None)
     if found is None:
@@ -43,7 +43,7 @@ def _built_with_metrics() -> None:
 
 
 def with_metrics(cluster, nodes: int, **more) -> tuple[Cluster, list[str]]:
-    """A cluster, and each node's ADDRESS:PORT of metrics."""
+    """A cluster, and the ADDRESS:PORT of each node's metrics."""
     addresses = [f"127.0.0.{node + 1}" for node in range(nodes)]
     targets = [f"{address}:{free_port(address)}" for address in addresses]
     return cluster(nodes, node_options=[["--metrics", target] for target in targets], **more), targets
@@ -55,7 +55,7 @@ def text_of(target: str) -> str:
 
 
 def samples(target: str) -> dict[tuple, float]:
-    """By (name, label, label, …), labels as "name=value", in the order of the text."""
+    """The samples by (name, label, label, …); labels are "name=value", in the order of the text."""
     found = {}
     for line in text_of(target).splitlines():
         if not line.startswith("#"):
@@ -137,7 +137,7 @@ def test_strangers_that_send_half_a_request_are_cut_off(cluster):
     for stranger in strangers:
         stranger.sendall(b"GET /metrics HTTP/1.1\r\nHost: ")
     with nodes[0].open(0, 1) as rope:
-        rope.save(1, {"data": b"x"}, wait=Level.COMMITTED)  # the daemon does not wait for them
+        rope.save(1, {"data": b"x"}, wait=Level.COMMITTED)  # the daemon does not wait for the strangers
     for stranger in strangers:
         while stranger.recv(4096):
             pass  # ends when the daemon has closed the connection
@@ -184,11 +184,11 @@ class Prometheus:
                 return list(json.load(answer)["data"]["result"])
         except urllib.error.HTTPError as error:
             if error.code == 503:
-                return []  # it is starting
+                return []  # Prometheus is starting
             pytest.fail(f"{expression}: {error.read().decode()}")
         except (urllib.error.URLError, ConnectionError):
             assert self.process.poll() is None, pathlib.Path(self.log.name).read_text()
-            return []  # it is starting
+            return []  # Prometheus is starting
 
     def stop(self) -> None:
         self.process.kill()
@@ -210,7 +210,7 @@ def prometheus(tmp_path: pathlib.Path) -> Iterator:
 
 
 def queries() -> list[tuple[str, str]]:
-    """Of each panel of the dashboard, with its variables filled in."""
+    """The queries of the dashboard's panels, with the variables replaced."""
     dashboard = json.loads(DASHBOARD.read_text())
     found = []
     for panel in dashboard["panels"]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The coordinator's host is lost, and another one takes its place at another address. Nobody else is restarted."""
+"""The coordinator's host is lost, and another host at another address replaces it. No other node is restarted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ELSEWHERE = "127.0.0.9"
 
 
 def goes_on(nodes, ranks) -> None:
-    """What was committed is read by everybody, the new rank 0 included, and a new step commits."""
+    """All ranks, including the new rank 0, read what was committed, and a new step commits."""
     ranks[0] = nodes[0].open(0, 3, "run")
     for rank, rope in enumerate(ranks):
         assert rope.latest().step == 1
@@ -36,7 +36,7 @@ def test_node_0_is_lost_with_its_memory_and_replaced_where_nobody_expects_it(clu
     nodes[0].kill(drop_memory=True)
     wait_until(lambda: not membership(nodes[1])["registered"], "the loss")
 
-    # A survivor says what is wrong, what stands still and what to do.
+    # A surviving node reports what is wrong, what waits for it, and what to do.
     wait_until(lambda: [each["node"] for each in membership(nodes[1])["missing"]] == ["node-0"], "node-0 missing")
     told = ask("status", "--socket", nodes[1].socket)
     assert told.returncode == 1
@@ -54,14 +54,14 @@ def test_node_0_is_lost_with_its_memory_and_replaced_where_nobody_expects_it(clu
     told = ask("rejoin", "--coordinator", nodes.coordinator, "--socket", nodes[1].socket)
     assert told.returncode == 0, told.stderr
     assert f"node-1 is registered with the coordinator at {nodes.coordinator}" in told.stdout
-    nodes.wait_members(3)  # node 2 has it from node 1
+    nodes.wait_members(3)  # node 2 learns the address from node 1
     goes_on(nodes, ranks)
     undisturbed(nodes.nodes[1:], processes)
     assert "according to a member of the last view" in nodes[2].log_text()
     report = nodes[2].status()["daemon"]["membership"]
     assert (report["registered"], report["coordinator"], report["missing"]) == (True, nodes.coordinator, [])
 
-    # A node whose coordinator answers is not moved by one word.
+    # A node whose coordinator answers is not moved without --force.
     told = ask("rejoin", "--coordinator", "127.0.0.8:1", "--socket", nodes[1].socket)
     assert told.returncode == 1
     assert "which answers" in told.stderr
@@ -86,7 +86,7 @@ def test_the_list_leads_to_the_replacement_and_the_old_host_to_the_job(cluster):
     goes_on(nodes, ranks)
     undisturbed(nodes.nodes[1:], processes)
 
-    # The old host returns: it asks the list first.
+    # The old host returns: it first asks the addresses of its list.
     old = Daemon(nodes, 3, ["--embed-coordinator", "--coordinator-listen", first])
     nodes.nodes.append(old)
     old.moved_to = "127.0.0.1"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons over TCP whose data path is cut while their control plane lives, and a node that is taken for dead.
+"""Daemons over TCP whose data path is cut while their control plane works, and a node that is declared dead.
 
-Only the packets of data ports are dropped, with nftables: that takes root, and touches nothing else of this machine.
+nftables drops only the packets of the data ports. This needs root and does not affect other programs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def nft(*words: str) -> None:
 
 
 class DataPath:
-    """Drops what comes from or goes to the data ports of some nodes, on the loopback interface, until it is healed."""
+    """Drops packets from and to the data ports of some nodes on the loopback interface, until it is healed."""
 
     def __init__(self) -> None:
         self.table = f"ropeteam_test_{os.getpid()}"
@@ -61,7 +61,7 @@ def data_path() -> Iterator[DataPath]:
 
 
 def own_data_ports(nodes: int) -> list[list[str]]:
-    """Options for each node: ports that no connection of anything else has, since their packets are dropped."""
+    """Options for each node: ports that no other connection uses, since their packets are dropped."""
     return [["--data-port", str(free_port(f"127.0.0.{node + 1}"))] for node in range(nodes)]
 
 
@@ -77,8 +77,8 @@ def test_saves_commit_again_after_the_data_path_was_cut_and_healed(cluster, data
     record_property("committed_again_s", round(seconds, 2))
 
 
-# In the middle of a save the node is taken for dead, and the memory that it was writing to is used for others' saves.
-# Then it wakes up and goes on. What it had on its way lies in the kernel's buffers, and its program puts more.
+# In the middle of a save the node is declared dead, and the memory that it was writing to is used for other saves. Then
+# it continues: the kernel's buffers still hold bytes that it had sent, and its program puts more.
 def test_late_puts_of_a_node_that_was_paused_change_nothing(cluster, data_path):
     nodes: Cluster = cluster(3, memory="128M", node_options=own_data_ports(3))
     ranks = [nodes[rank].open(rank, 3, "first") for rank in range(3)]
@@ -92,7 +92,7 @@ def test_late_puts_of_a_node_that_was_paused_change_nothing(cluster, data_path):
     try:
         wait_until(lambda: nodes[0].members() == 2 and nodes[1].members() == 2, "the view without node 2")
         data_path.heal()
-        # More than their arenas hold, one after the other: these use whatever node 2 was writing to.
+        # Together these saves are larger than the arenas, so they reuse the memory that node 2 was writing to.
         with nodes[0].open(0, 2, "second") as first, nodes[1].open(1, 2, "second") as second:
             for step in range(2, LAST + 1):
                 for rank, rope in enumerate((first, second)):
@@ -111,8 +111,10 @@ def test_late_puts_of_a_node_that_was_paused_change_nothing(cluster, data_path):
 
 
 def leave_puts_on_the_way(data_path: DataPath, nodes: Cluster, rope) -> None:
-    """Has the last node save with the data path cut. Nothing is on its way to a holder that it never had a connection
-    to; healed, it gets one, and the next save may do."""
+    """Lets the last node's rank save while the data path is cut, until its puts are in the kernel's buffers.
+
+    Without a connection to the holder there are no puts. Then the path is healed, so that they connect, and the next
+    step tries again."""
     for step in range(2, 12):
         data_path.cut(nodes.nodes)
         rope.save(step, {"data": payload(9, 16_000_000)})
@@ -126,7 +128,7 @@ def leave_puts_on_the_way(data_path: DataPath, nodes: Cluster, rope) -> None:
 
 
 def puts_begun(node: Daemon) -> bool:
-    """Its kernel holds bytes for a data port that are not acknowledged."""
+    """Whether the node's kernel holds unacknowledged bytes of a put."""
     done = subprocess.run(
         ["ss", "-tnpH", "state", "established"], capture_output=True, text=True, timeout=30, check=True
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step that ends every world that restores it."""
+"""Quarantine of a step after which every world that restores it fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 from harness import ask, payload, wait_until
 
-# Saves steps 1 and 2. Ends with 1 whenever it has restored step 2, as soon as that is noted on storage.
+# Saves steps 1 and 2. If it has restored step 2, it exits with 1 once the restore is noted on storage.
 JOB = """
 import glob, sys, time
 import ropeteam

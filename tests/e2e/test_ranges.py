@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranged reads of shards that a node lacks: the right bytes, and only these over the wire."""
+"""Ranged reads of shards that a node does not have return the right bytes, and transfer only these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ ROWS, COLUMNS = 2048, 4096  # bytes: a matrix of 8 MiB, two chunks
 
 @pytest.fixture
 def saved(cluster):
-    """Ranks 0 to 3 on four nodes, R = 1, with the objects "a" and "b" each; gives nodes and ranks."""
+    """Starts ranks 0 to 3 on four nodes with one replica; each rank saves "a" and "b". Returns nodes and
+    ranks."""
 
     def start(options=None):
         nodes = cluster(4, memory="96M", options=["--replicas", "1", *(options or [])])
@@ -70,7 +71,7 @@ def test_only_the_bytes_that_are_asked_for_cross_the_wire(saved):
     assert both == b[:10] + b[-10:]
     needed = len(rows) + len(columns) + len(both) + 7
     assert needed <= fetched(nodes[reader]) - before <= 1.01 * needed
-    assert reader in lacking(nodes, 0)  # nothing of it was kept
+    assert reader in lacking(nodes, 0)  # a ranged read keeps no copy
 
 
 def test_a_holder_that_is_bad_repairs_itself_and_another_gives_the_range(saved):
@@ -79,13 +80,13 @@ def test_a_holder_that_is_bad_repairs_itself_and_another_gives_the_range(saved):
     (path,) = (path for path in nodes[0].arena.iterdir() if path.stat().st_size > 1 << 24)
     data = path.read_bytes()
     with path.open("r+b") as arena:
-        for at in range(1000, ROWS * COLUMNS, 1 << 20):  # whichever part it is asked for
+        for at in range(1000, ROWS * COLUMNS, 1 << 20):  # every part that it may be asked for
             arena.seek(data.find(matrix(0, "a")[at : at + 100]))
             arena.write(b"other bytes")
     before = fetched(nodes[reader])
     target = bytearray(ROWS * COLUMNS)
     with ranks[reader].view(1, 0, partial=True) as view:
-        view.read_ranges([Range("a", target, 0, len(target))])  # in parts, which the two holders share
+        view.read_ranges([Range("a", target, 0, len(target))])  # it is read in parts from both holders
     assert target == matrix(0, "a")
     assert fetched(nodes[reader]) - before <= 1.01 * len(target)
     wait_until(lambda: nodes[0].local_status()["counters"]["chunks_repaired"] > 0, "the repair")
@@ -100,7 +101,7 @@ def test_reads_go_on_when_a_holder_dies_and_fetch_the_shard_when_ranges_cannot_b
         for offset in range(0, 6_000_000, 1_000_000):
             view.read_ranges([Range("a", target, offset, 64)])
             assert target == matrix(0, "a")[offset : offset + 64]
-        assert view.map("b") == matrix(0, "b")  # the whole shard
+        assert view.map("b") == matrix(0, "b")  # fetches the whole shard
         assert any(c["id"]["rank"] == 0 for c in copies(nodes[reader]))
         view.read_ranges([Range("a", target, 77, 64)])
         assert target == matrix(0, "a")[77 : 77 + 64]

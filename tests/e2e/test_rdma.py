@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons whose bytes go over RDMA devices: four nodes, a node lost, a cable cut, a cable that loses.
+"""Daemons that use RDMA devices: four nodes, a lost node, a cut cable, and a cable that loses packets.
 
-They need devices, which scripts/soft-roce makes of software: scripts/test runs this file in its guest.
+scripts/soft-roce creates software devices; scripts/test runs this file in its virtual machine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from harness import Cluster, saves_commit_again
 
 from ropeteam import DeadlineExceeded, Level
 
-# The guest is emulated, and its nodes share two slow processors: silence is death later than elsewhere.
+# The virtual machine is emulated, and its nodes share two slow processors, so this timeout is long.
 PATIENT = ["--dead-after-ms", "10000"]
 DEVICES = pathlib.Path("/sys/class/infiniband")
 # Both ends of two cables, as `scripts/soft-roce --setup cables` makes them.
@@ -47,8 +47,8 @@ def cables():
 
 
 def take_rdma(monkeypatch, transport: str, device: str) -> list[str]:
-    """The options of daemons that are to use the device. Between processes of one host, as all are here, UCX would
-    go through memory; and over rxe it connects by the link-local GID alone."""
+    """The options for daemons that use the device. All processes are on one host, where UCX would use shared memory, so
+    UCX_TLS excludes that. Over rxe, UCX connects only by the link-local GID."""
     if transport != "ucx":
         return ["--transport", transport, "--device", device, "--gid-index", "1"]
     monkeypatch.setenv("UCX_TLS", "rc,self")
@@ -63,7 +63,7 @@ def save_everywhere(nodes: Cluster, token: str, step: int, contents: list[bytes]
 
 
 def check_lanes(nodes: Cluster, transport: str) -> None:
-    """That UCX's bytes went over the device, and not through the memory of the one host that all nodes are on."""
+    """Checks that UCX used the device and not the shared memory of the host."""
     if transport == "ucx":
         lanes = re.findall(r"lanes (.*)", nodes[0].log_text())
         assert lanes and all("rc_" in lane and "memory" not in lane for lane in lanes), lanes
@@ -108,12 +108,12 @@ def test_a_cable_cut_in_the_middle_of_a_save_costs_no_save(cluster, cables):
     assert all(name in nodes[0].status()["daemon"]["devices"] for name in CABLE_ENDS[0])
     contents = contents_of(2, 12_000_000)
     ranks = [nodes[rank].open(rank, 2, "first") for rank in range(2)]
-    # Slow enough that the cut falls into it: replicating takes 5 s at this rate.
+    # At this rate replicating takes 5 s, so the cut is in the middle.
     network("netem", "1", "rate", "10mbit")
     network("netem", "2", "rate", "10mbit")
     for rope, content in zip(ranks, contents):
         rope.save(1, {"data": content})
-    with pytest.raises(DeadlineExceeded):  # so the cut does come in the middle
+    with pytest.raises(DeadlineExceeded):  # replication has not ended before the cut
         ranks[0].wait(1, Level.REPLICATED, timeout=0)
     network("cut", "1")
     network("netem", "2")
@@ -123,8 +123,8 @@ def test_a_cable_cut_in_the_middle_of_a_save_costs_no_save(cluster, cables):
     check_everywhere(nodes, "second", 1, contents)
 
 
-# verbs has both cables, UCX the first. Not libfabric: over verbs it connects by rdma_cm, which takes the other end of
-# a cable in the same kernel for the kernel itself.
+# verbs uses both cables, UCX the first. libfabric is not tested: over verbs it connects by rdma_cm, which treats the
+# other end of a cable in the same kernel as a local address.
 @pytest.mark.parametrize("transport", ["verbs", "ucx"])
 def test_loss_and_delay_cost_time_and_nothing_else(cluster, cables, transport, monkeypatch):
     for cable in ("1", "2"):
@@ -143,8 +143,8 @@ def test_loss_and_delay_cost_time_and_nothing_else(cluster, cables, transport, m
     check_everywhere(nodes, "second", 1, contents)
 
 
-# Both ends lose all packets, for ten seconds; the control plane, over loopback, lives. An interface that is down
-# would end a process that uses UCX (docs/soft-roce.md).
+# Both ends lose all packets for ten seconds; the control plane uses loopback and works. The interface stays up: if it
+# was down, a process that uses UCX would end (docs/soft-roce.md).
 @pytest.mark.parametrize("transport", ["verbs", "ucx"])
 def test_saves_commit_again_after_a_cable_was_cut_and_healed(
     cluster, cables, transport, monkeypatch, record_testsuite_property

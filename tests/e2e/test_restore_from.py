@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job that begins from another job's steps on storage (--restore-from)."""
+"""A job restores another job's step from storage (--restore-from)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def source_url(store, job: str) -> str:  # noqa: F811
 
 
 def persisted(cluster, store, steps: list[int], ranks: int = 2):  # noqa: F811
-    """Job a saves these steps, persists them, and is gone with its memory."""
+    """Job a saves and persists these steps; then its daemons and their memory are lost."""
     nodes = cluster(ranks, options=["--storage", store.url, "--persist-every", "1"], job="a")
     persist_and_lose(nodes, steps)
 
@@ -46,7 +46,7 @@ def saved_once(module_cluster, tmp_path_factory):
 
 @pytest.fixture
 def step_10(saved_once, tmp_path):
-    """A copy of it for each test."""
+    """A copy of that directory for each test."""
     shutil.copytree(saved_once, tmp_path / "a" / "store")
     return Directory(tmp_path / "a" / "store")
 
@@ -118,7 +118,7 @@ def test_memory_wins_also_over_newer_steps_of_the_source(cluster, step_10):
         ropes[0].persist(10)
     save(ropes, 11)
     close(ropes)
-    persisted(cluster, step_10, [30])  # job a has gone on, in a later incarnation
+    persisted(cluster, step_10, [30])  # job a has continued in a later incarnation
     ropes = world(nodes, "second")
     check(ropes, 11)
     close(ropes)

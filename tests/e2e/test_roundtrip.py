@@ -15,14 +15,14 @@ from ropeteam import Level
 
 
 def payload(rank: int, step: int, size: int) -> bytes:
-    """Bytes that say whose they are, without a pattern that a shifted copy would match."""
+    """Bytes that depend on rank and step, and that a shifted copy does not match."""
     seed = (rank * 7919 + step * 104729) & 0xFFFF
     block = bytes((seed + i * i) & 0xFF for i in range(4093))
     return (block * (size // len(block) + 1))[:size]
 
 
 def save_all(ranks, step: int, size: int) -> None:
-    """Each rank saves its own; ranks of uneven sizes."""
+    """Each rank saves its own bytes; the sizes differ by rank."""
     for rank, rope in enumerate(ranks):
         rope.save(step, {"data": payload(rank, step, size + 1000 * rank), "empty": b"", "at": {"step": step}})
     for rope in ranks:
@@ -93,7 +93,7 @@ def test_a_node_that_is_lost_with_its_memory_loses_no_committed_step(cluster):
     for rank, rope in enumerate(again):
         assert rope.latest() == ropeteam.StepInfo(3, 1, 4)
         assert rope.load()["data"] == payload(rank, 3, 3_000_000 + 1000 * rank)
-    save_all(again, 4, 3_000_000)  # and the replacement takes part again
+    save_all(again, 4, 3_000_000)  # the replacement takes part
     assert again[0].latest().step == 4
     for rope in again:
         rope.close()
@@ -110,7 +110,7 @@ def test_a_daemon_killed_and_restarted_serves_what_it_held(cluster):
         with pytest.raises(ropeteam.RopeteamError):
             unsealed.commit()
         node.start()
-        assert rope.load(1)["data"] == data  # the same handle: the library reaches the successor
+        assert rope.load(1)["data"] == data  # the same handle: the library connects to the new daemon
         assert rope.latest().step == 1
 
 
@@ -126,7 +126,7 @@ def test_a_full_arena_refuses_the_save_and_keeps_the_older_steps(cluster):
             str(raised.value),
         )
         assert said, raised.value
-        needed = 257  # a gibibyte in chunks of 4 MiB, and the list of its objects
+        needed = 257  # 1 GiB in chunks of 4 MiB, and one for the manifest
         free, limit = report["chunks_free"], report["chunks_total"]
         expected = [needed, needed << 22, free, free << 22, limit, limit << 22]
         assert [int(number) for number in said.groups()] == expected

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `ropeteam run` chooses, and what it tells whoever started it."""
+"""What `ropeteam run` chooses, and what it tells its user."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def test_with_a_config_file_the_daemon_logs_where_it_does_without(tmp_path):
         job.rmdir()
 
 
-# Stands in for ropeteamd: leaves its arguments, is ready at once, ends when told to. SIGINT, which says that the job is done,
-# is ignored in what a shell has started in the background.
+# Replaces ropeteamd: it writes its options to a file, is ready at once, and ends at a signal. It sets a handler for
+# SIGINT, which says that the job is done, because a shell's background processes start with SIGINT ignored.
 FAKE_DAEMON = """#!/usr/bin/env python3
 import json, os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM):
@@ -66,7 +66,8 @@ signal.pause()
 
 
 def run_with_fake_daemon(tmp_path: pathlib.Path, before: Sequence[str] = (), **variables: str):
-    """`ropeteam run` with these variables: how it ended, and the daemon's options. before: the command that starts it."""
+    """Runs `ropeteam run` with these variables: its result, and the daemon's options. before: a command that runs
+    it."""
     daemon = tmp_path / "daemon"
     daemon.write_text(FAKE_DAEMON)
     daemon.chmod(0o755)
@@ -80,7 +81,7 @@ def run_with_fake_daemon(tmp_path: pathlib.Path, before: Sequence[str] = (), **v
 
 
 def test_the_end_of_the_command_is_seen_where_sigchld_was_ignored(tmp_path):
-    """As some entry points leave it; a program that they start inherits that."""
+    """Some entry points ignore SIGCHLD, and the programs that they start inherit this."""
     ignores = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
     run_with_fake_daemon(tmp_path, before=[sys.executable, "-c", ignores])
 
@@ -140,7 +141,7 @@ def test_one_node_is_told_that_no_copy_survives_it_and_that_a_former_run_is_ther
     assert "a former run of job test has left up to step 5 in " in former
     another = run_ropeteam(sys.executable, "-c", SAVE_ONE, options=["--job", "another"])
     assert another.stdout == "0\n" and len(told(another)) == 2, another.stderr
-    pathlib.Path(former.split(" in ")[1].split(":")[0]).unlink()  # the other way that it names
+    pathlib.Path(former.split(" in ")[1].split(":")[0]).unlink()  # the second way that the message names
     fresh = run_ropeteam(sys.executable, "-c", SAVE_ONE)
     assert fresh.stdout == "0\n" and len(told(fresh)) == 2, fresh.stderr
     quiet = run_ropeteam(sys.executable, "-c", SAVE_ONE, options=["--job", "test", "--quiet"])
@@ -151,7 +152,7 @@ SECOND_NODE = ["--ordinal", "1", "--nodes", "2", "--listen", "127.0.0.2", "--dea
 
 
 def says_on_the_terminal(options: list[str], wanted: str) -> None:
-    """`ropeteam run` with a COMMAND that goes on until the terminal has shown `wanted`."""
+    """Runs `ropeteam run` with a COMMAND that runs until standard error has shown `wanted`."""
     arena = tempfile.TemporaryDirectory(prefix="ropeteam-", dir="/dev/shm")
     with (
         arena,
@@ -167,7 +168,7 @@ def says_on_the_terminal(options: list[str], wanted: str) -> None:
         job.stdin.close()
         rest = job.stderr.read()
         assert seen[-1], "".join(seen)
-        assert job.wait(WAIT_S) == 0, rest  # COMMAND's
+        assert job.wait(WAIT_S) == 0, rest  # COMMAND's exit code
 
 
 def test_a_daemon_that_the_job_refuses_ends_a_run_that_requires_it(cluster, run_ropeteam, tmp_path):
@@ -206,7 +207,7 @@ def test_the_command_is_looked_up_before_the_daemon_starts(tmp_path):
         assert done.stderr.startswith(f"ropeteam run: {command}: ")
 
 
-# Ready and alive at once; the first one says nothing after that, the second one goes on.
+# Writes "ready" and "alive" at once. The first one then writes nothing more, the second one continues.
 HANGING_DAEMON = """#!/usr/bin/env python3
 import os, pathlib, signal, sys, time
 signal.signal(signal.SIGINT, lambda *_: sys.exit(0))
@@ -245,7 +246,7 @@ def test_a_daemon_that_hangs_is_started_again_and_one_that_was_stopped_is_not(ru
          "sh", "-c", f"until [ -e {tmp_path}/again ]; do sleep 0.05; done"],
         env=environment(FAKE_BEGUN=str(tmp_path / "begun")), stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    # Stopped for longer than it may hang. And this real one is alive whenever it is not stopped.
+    # The real daemon is stopped for longer than the watchdog's limit, and is alive afterwards.
     stopped = run_ropeteam(
         sys.executable, "-c", STOP_THE_DAEMON, str(ROPETEAM), options=["--job", "test", "--watchdog", "2"]
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may enter a job: one that knows its name, its nodes and its addresses, and has no key of it."""
+"""An intruder that knows a job's name, nodes and addresses, but not its key, cannot join it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TLS_ALERT = 0x15
 
 @pytest.fixture
 def place() -> Iterator[pathlib.Path]:
-    """A directory for an intruder's socket and arena, whoever it is."""
+    """A directory for the socket and arena of an intruder, which may run as another user."""
     directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/dev/shm"))
     directory.chmod(0o777)
     yield directory
@@ -38,7 +38,7 @@ def daemon(place: pathlib.Path, *options: str) -> list[str]:
 
 
 def intrude(nodes: Cluster, place: pathlib.Path, *options: str, before: tuple[str, ...] = (), **env: str) -> str:
-    """Comes as node 1, which lives, and must be refused with exit code 3; what it said."""
+    """A daemon claims to be node 1, which is running. It must be refused with exit code 3; returns its output."""
     own = daemon(place, "--node", "node-1", "--ordinal", "1", "--nodes", "2", "--no-embed-coordinator")
     own += ["--coordinator", nodes.coordinator, "--listen", "127.0.0.9", "--log-level", "debug", *options]
     done = subprocess.run(
@@ -95,7 +95,7 @@ def test_no_port_speaks_to_who_comes_in_clear(cluster):
         for address in node.listening():
             with socket.create_connection(address, timeout=WAIT_S) as stranger:
                 stranger.sendall(PREFACE)
-                # An HTTP/2 server says its settings at once. The data port waits for more of its own protocol.
+                # An HTTP/2 server sends its settings at once. The data port waits for more bytes of its own protocol.
                 stranger.settimeout(0.5)
                 try:
                     said = stranger.recv(100)
@@ -105,7 +105,7 @@ def test_no_port_speaks_to_who_comes_in_clear(cluster):
 
 
 def test_the_key_is_shown_to_nobody(run_ropeteam):
-    # COMMAND looks at itself and at the daemon that it has.
+    # COMMAND checks its own environment and all child processes of `ropeteam run`.
     script = """
 import os, pathlib, sys
 assert "ROPETEAM_JOB_KEY" not in os.environ
@@ -180,6 +180,6 @@ def test_certificates_in_place_of_a_key(cluster, place, tmp_path):
     shown = nodes[1].status()["daemon"]["security"]["control"]
     assert shown.startswith("mutual TLS, certificate of train expires 20")
     before = views(nodes)
-    said = intrude(nodes, place)  # with the key of this machine and user
+    said = intrude(nodes, place)  # it has the default key of this machine and user
     assert f"the coordinator at {nodes.coordinator} has another job key than this node" in said
     check_undisturbed(nodes, before, said)

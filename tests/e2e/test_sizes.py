@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many saves, whose memory must not add up, and a large one, whose lengths must not overflow."""
+"""Many saves must not accumulate memory, and the lengths of a large save must not overflow."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from harness import BUILD, LIBRARY, WAIT_S, ScriptedRank
 from ropeteam import Level
 
 GIB = 1 << 30
-# A sanitizer keeps freed memory for a while, and reads gigabytes for minutes.
+# A sanitizer keeps freed memory for a while, and takes minutes for gigabytes.
 plain_build = pytest.mark.skipif(
     not LIBRARY.is_relative_to(BUILD), reason=f"{BUILD.name} is built with a sanitizer"
 )
 
 
 def anonymous_kib(pid: int) -> int:
-    """Resident memory that is the process's own: neither the arena, which is shared, nor its program."""
+    """Anonymous resident memory of the process, without the shared arena and the program."""
     status = pathlib.Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"^RssAnon:\s+(\d+) kB", status, re.MULTILINE).group(1))
 
@@ -54,7 +54,7 @@ def test_two_hundred_saves_cost_no_memory(cluster):
 
 
 def pieces(length: int) -> Iterator[tuple[slice, bytes]]:
-    """So many bytes, of which no two mebibytes are alike."""
+    """Pieces of 1 MiB, all different, with `length` bytes in total."""
     block = random.Random(3).randbytes((1 << 20) - 8)
     for at in range(0, length, 1 << 20):
         piece = (at.to_bytes(8, "little") + block)[: length - at]
@@ -64,8 +64,8 @@ def pieces(length: int) -> Iterator[tuple[slice, bytes]]:
 @plain_build
 def test_a_shard_above_three_gibibytes_comes_back_whole_from_the_other_node(cluster):
     length = 3 * GIB + 1
-    # 769 chunks of 4 MiB and the tables before them: the smallest arena that holds the shard, which is enough where
-    # nothing else is kept or on its way.
+    # The smallest arena that holds the shard: 769 chunks of 4 MiB and the tables. It is enough because nothing else is
+    # kept or in progress.
     memory_mib = 3080
     available = int(re.search(r"MemAvailable:\s+(\d+)", pathlib.Path("/proc/meminfo").read_text()).group(1))
     if available < 16 << 20:
@@ -81,7 +81,7 @@ def test_a_shard_above_three_gibibytes_comes_back_whole_from_the_other_node(clus
             rope.save(1, {"data": memory}, wait=Level.REPLICATED, timeout=4 * WAIT_S)
             memory.madvise(mmap.MADV_DONTNEED)
             assert not any(memory[2 * GIB : 2 * GIB + 4096]), "it is empty again"
-            nodes[1].kill(drop_memory=True)  # so that the bytes can only be those of the other node
+            nodes[1].kill(drop_memory=True)  # so that the bytes must come from the other node
             nodes.wait_members(1)
             with other.view(1, 1, timeout=4 * WAIT_S) as view:
                 assert view.length("data") == length

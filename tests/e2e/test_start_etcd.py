@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ropeteam run --start-etcd`: three nodes bring the etcd that says who is a member, and one of them is lost."""
+"""`ropeteam run --start-etcd`: three nodes run the etcd that decides on membership, and one of them is lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Node:
         return len(json.loads(done.stdout).get("nodes", [])) if done.returncode == 0 else 0
 
     def etcd(self) -> list[dict]:
-        """The members of etcd, as this node's member knows them."""
+        """The members of etcd that this node's member knows."""
         done = subprocess.run(
             ["etcdctl", "--command-timeout=2s", "--endpoints", self.client, "member", "list", "--write-out=json"],
             env={**os.environ, "ETCDCTL_API": "3"},
@@ -103,7 +103,7 @@ def test_the_jobs_own_etcd_outlives_a_node_and_takes_its_replacement_in(job):
     lost.process.send_signal(signal.SIGKILL)
     lost.process.wait()
     shutil.rmtree(lost.arena)
-    # What it has left on this machine, which in truth is lost with it; the others' is in use.
+    # Removes the lost node's etcd data, which a real loss would remove; the other nodes' data is in use.
     words = ["clean", "--job", job.name, "--arena-path", str(job.folder)]
     cleaned = wait_until(lambda: "removed  etcd" in (done := ask(*words)).stdout and done, "etcd's data to be removed")
     assert f"removed  etcd  {lost.data}" in cleaned.stdout
@@ -127,7 +127,7 @@ def test_the_jobs_own_etcd_outlives_a_node_and_takes_its_replacement_in(job):
         "etcd's new member has started in the place of the lost one",
     )
 
-    for node in job.nodes:  # in good order: nothing stays
+    for node in job.nodes:  # a clean end removes all data
         node.process.terminate()
     for node in job.nodes:
         node.process.wait(WAIT_S)
