@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Committed steps drift to storage and come back from it: a directory, and a strict S3 server."""
+"""Committed steps are persisted to storage and restored from it: a directory, and a strict S3 server."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Bucket:
 
 @pytest.fixture
 def bucket(monkeypatch):
-    """A test names it before `cluster`: then the daemons end first. Without the server they would try for two
-    seconds to give their lock back."""
+    """The strict S3 server. A test names it before `cluster`, so that the daemons end first: without the server they
+    would try for two seconds to release their lock."""
     command = [sys.executable, str(SERVER), "--port", "0", "--bucket", "bucket", "--access-key", "key"]
     command += ["--secret-key", "secret", "--until-stdin-closes"]
     server = subprocess.Popen(
@@ -103,7 +103,7 @@ def save(ranks: list[ropeteam.Client], step: int, **options) -> None:
 
 
 def lose(nodes: Cluster) -> None:
-    """Every daemon, and the memory of every host."""
+    """Kills every daemon and removes the memory of every host."""
     for node in nodes.nodes:
         node.kill(drop_memory=True)
 
@@ -131,7 +131,7 @@ def persist_and_lose(nodes: Cluster, steps: list[int]) -> None:
 
 
 def restored_with(nodes: Cluster, data, step: int = 1, run: str = "second") -> None:
-    """Each rank is offered the step, and has data(rank) from it."""
+    """Checks that each rank gets this step as the latest, and loads data(rank) from it."""
     for rank, rope in enumerate(world(nodes, run)):
         assert rope.latest().step == step
         assert rope.load(step)["data"] == data(rank)
@@ -186,7 +186,7 @@ def test_a_hole_in_memory_is_filled_from_storage(store, cluster):
     for rope in ranks:
         rope.wait(7, Level.PERSISTED)
         rope.close()
-    for node in nodes.nodes[1:]:  # two of three, with one replica: some shard has no copy left
+    for node in nodes.nodes[1:]:  # two of three nodes, with one replica: some shard has no copy left
         node.kill(drop_memory=True)
     for node in nodes.nodes[1:]:
         node.start(wait=False)
@@ -218,9 +218,9 @@ def test_a_damaged_step_is_passed_over_for_the_next_older_one(cluster, tmp_path)
     nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1"])
     persist_and_lose(nodes, [1, 2, 3])
     newest = max(name for name in store.files() if name.endswith("rank-00001.safetensors"))
-    (store.path / newest).unlink()  # known when the step is chosen
+    (store.path / newest).unlink()  # noticed when the step is chosen
     second = max(name for name in store.files() if name.endswith("rank-00001.safetensors"))
-    store.damage(second)  # known when it is read
+    store.damage(second)  # noticed when it is read
     start_again(nodes)
     ranks = world(nodes, "second")
     assert ranks[0].latest().step == 2
@@ -237,7 +237,7 @@ def test_a_step_s_metadata_come_back_and_bad_ones_stop_no_step(store, cluster):
     nodes = cluster(2, options=["--storage", store.url, "--persist-every", "1"])
     ranks = world(nodes, "first")
     with ranks[0].begin(1) as bad:
-        bad._put("ropeteam.metadata", b"{'loss': 1}")  # as another program may
+        bad._put("ropeteam.metadata", b"{'loss': 1}")  # another program may write this
     ranks[1].save(1, {"data": bytes_of(1, 1)}, metadata={"loss": 0.25, "revision": "é"})
     for rope in ranks:
         rope.wait(1, Level.PERSISTED)
@@ -268,7 +268,7 @@ def test_only_the_steps_that_a_rule_keeps_stay(store, cluster):
         return {name.split("/")[1] for name in store.files()} - {"ropeteam-lock"}
 
     wait_until(lambda: numbers(store) == [4, 6, 7], "the others to be deleted")
-    wait_until(lambda: len(folders()) == 3, "their files to be deleted, too")  # a step's marker goes first
+    wait_until(lambda: len(folders()) == 3, "their files to be deleted, too")  # the marker is deleted first
 
 
 def test_a_rank_says_how_many_steps_stay(store, cluster):
@@ -290,7 +290,7 @@ def test_a_rank_says_how_many_steps_stay(store, cluster):
 
     write(1, 2, 3)
     stay(2, 3)
-    nodes[0].kill()  # leader and coordinator; the next instance leads again, and has never heard of it
+    nodes[0].kill()  # leader and coordinator; its next instance leads again without that setting
     nodes[0].start()
     nodes.wait_members(3)
     write(4, 5)
@@ -305,7 +305,7 @@ def test_a_rank_says_how_many_steps_stay(store, cluster):
     ranks = [nodes[1 + rank].open(rank, 2, "second") for rank in range(2)]
     ranks[0].set_policy(persist_every=1)
     write(6, 7)
-    stay(4, 5, 6, 7)  # no rank of this incarnation has said what stays
+    stay(4, 5, 6, 7)  # no rank of this incarnation has set how many steps to keep
     for rope in ranks:
         rope.close()
 
@@ -370,7 +370,7 @@ def test_training_does_not_notice_storage_that_is_away(cluster, tmp_path):
         save(ranks, step)
     wait_until(lambda: "trying again" in "".join(node.log_text() for node in nodes.nodes), "a line that says why")
     store.come_back()
-    ranks[0].wait(1, Level.PERSISTED)  # begun before the others
+    ranks[0].wait(1, Level.PERSISTED)  # its upload began before the others
     ranks[0].wait(4, Level.PERSISTED)
     for rope in ranks:
         rope.close()

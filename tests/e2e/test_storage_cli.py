@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands that work on storage: ls --storage, verify URL, prune, export. What needs a running
-job is in test_storage_memory.py.
+"""The commands that work on storage: ls --storage, verify URL, prune, export. test_storage_memory.py tests those that
+need a running job.
 
-Most steps here are written by this file, as docs/format-on-storage.md has them: files of any content, and a manifest.
+This file writes most of its steps itself, in the format of docs/format-on-storage.md: files of any content, and a
+manifest.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def folder_of(job: str, step: int, incarnation: int = 1) -> str:
 
 
 def manifest_text(job: str, step: int, incarnation: int, files: list[dict[str, bytes]], **fields) -> bytes:
-    """`files`: of each rank, by path."""
+    """A step's manifest. `files`: for each rank, its files by path."""
     age_s = fields.pop("age_s", 0)
     head = {
         "format": "ropeteam-step",
@@ -69,7 +70,7 @@ def manifest_text(job: str, step: int, incarnation: int, files: list[dict[str, b
 
 
 def write_step(root: pathlib.Path, job: str, step: int, incarnation: int = 1, size: int = 1000, **fields):
-    """Two ranks, one file of a rank, one that both share, and one in a folder. Gives the step's folder."""
+    """Writes a step of two ranks; both have config.json, and some files are in a folder. Returns the step's folder."""
     shared = payload(step, 10)
     files = [
         {"rank-00000.safetensors": payload(step + 1, HEADER_BYTES + size), "config.json": shared},
@@ -99,7 +100,7 @@ def steps_in(root: pathlib.Path, job: str = "train") -> list[int]:
 
 
 def refused(*command: str, code: int = 1) -> str:
-    """One line on standard error that begins with the command, and nothing on standard output."""
+    """Checks that a command fails and prints only one line, which begins with its name; returns the line."""
     done = ask(*command)
     assert done.returncode == code, (done.stdout, done.stderr)
     assert done.stdout == ""
@@ -492,7 +493,7 @@ def test_a_bar_on_a_terminal_and_plain_lines_elsewhere(tmp_path):
     drawn = os.read(ours, 65536).decode()
     os.close(ours)
     assert done.returncode == 0
-    last = drawn.split("\r")[-2]  # the terminal makes "\n" a "\r\n"
+    last = drawn.split("\r")[-2]  # the terminal changes "\n" to "\r\n"
     assert last.startswith("verify step 5 [####")
     assert "19.1 MiB of 19.1 MiB" in last and re.search(r", [0-9.]+ [KMG]iB/s, ", last)
     plain = ask("verify", str(tmp_path)).stderr

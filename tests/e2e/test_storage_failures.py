@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong with storage, with real daemons: disks, buckets, daemons that are killed, a second allocation.
+"""Storage failures with real daemons: disks, buckets, daemons that are killed, a second allocation.
 
-In every story nothing half-written is ever offered, saves and commits go on, one line says what and why, and the next
-attempt goes on where it can. The sinks have fault tests of their own in tests/storage.
+In every test an incomplete step is never offered, saves and commits continue, a log line gives the cause, and the next
+attempt resumes if it can. tests/storage has fault tests of the sinks alone.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import ropeteam
 from ropeteam import Level
 
 TWO_PARTS = 20_000_000  # a part has 16 MiB
-STORE_BYTES = 8 << 20  # of a small disk; a step of one node with SMALL bytes fits, one of LARGE does not
+STORE_BYTES = 8 << 20  # size of a small disk: a step of SMALL bytes fits, a step of LARGE bytes does not
 SMALL, LARGE = 1_000_000, 12_000_000
-RUN_KILLS_AFTER_S = 10  # `ropeteam run` its daemon, after SIGTERM
+RUN_KILLS_AFTER_S = 10  # from SIGTERM until `ropeteam run` kills its daemon
 
-# Spoils writes of files below SHIM_DIR, as the file SHIM_CONTROL says: "write ERRNO", "fsync ERRNO", "short", "hang".
+# Makes writes of files below SHIM_DIR fail as the file SHIM_CONTROL says: "write ERRNO", "fsync ERRNO", "short",
+# "hang".
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -102,7 +103,7 @@ def steps_in(store: Directory | Bucket) -> list[int]:
 
 
 class Story:
-    """One node and its rank, which goes from step to step through faults."""
+    """One node and its rank, which saves steps during faults."""
 
     def __init__(self, nodes: Cluster, store: Directory | Bucket, size: int) -> None:
         self.nodes, self.store, self.size = nodes, store, size
@@ -111,7 +112,7 @@ class Story:
         self.persist()
 
     def save(self, **options) -> None:
-        """Training goes on, whatever storage does."""
+        """Saves the next step and waits until it is committed; this must not depend on storage."""
         self.step += 1
         self.rope.save(self.step, {"data": payload(self.step, self.size)}, **options)
         self.rope.wait(self.step, Level.COMMITTED)
@@ -121,7 +122,8 @@ class Story:
         self.rope.wait(self.step, Level.PERSISTED)
 
     def fails_until(self, heal: Callable[[], None], words: str, what: str) -> None:
-        """The fault is in force. A step is not persisted, one line says why; healed, it is, without being saved again."""
+        """With the fault active, a step is not persisted and a log line says why. After heal() it is persisted, without
+        another save."""
         seen = len(logs(self.nodes))
         self.save(persist=True)
         wait_until(lambda: words in logs(self.nodes)[seen:], f"{what}: a line with {words!r}")
@@ -243,11 +245,11 @@ def test_a_disk_that_is_really_full_or_read_only(cluster, tmp_path):
 
 
 def test_a_bucket_that_fails_in_every_way(cluster, bucket):  # noqa: F811
-    """And the server ends before the daemons, which end all the same."""
+    """At the end the server ends before the daemons, which must end nevertheless."""
     nodes = cluster(1, memory="512M", options=["--storage", bucket.url])
     story = Story(nodes, bucket, TWO_PARTS)
     part = {"operation": "UploadPart"}
-    # What passes is tried again by the sink, and nobody hears of it.
+    # The sink retries transient failures without a log line.
     for fault in (
         {"kind": "status", "match": part, "status": 500, "count": 2},
         {"kind": "status", "match": part, "status": 503, "code": "SlowDown", "count": 2},
@@ -263,7 +265,7 @@ def test_a_bucket_that_fails_in_every_way(cluster, bucket):  # noqa: F811
         assert known["fired"] == fault.get("count", 1), fault
         bucket.fault(clear=True)
 
-    control(bucket, "settings", skew_s=3600)  # or this machine's clock is an hour late
+    control(bucket, "settings", skew_s=3600)  # as if this machine's clock was an hour late
     story.persist()
     assert "RequestTimeTooSkewed" in logs(nodes) or "clock" in logs(nodes)
     control(bucket, "settings", skew_s=0)
@@ -314,7 +316,7 @@ def test_a_bucket_that_can_only_be_read_restores_and_persists_nothing(bucket, cl
     ids=["upload-created", "first-part-there", "before-complete", "before-manifest"],
 )
 def test_a_daemon_killed_at_a_stage_of_an_upload(bucket, cluster, operation, nth):  # noqa: F811
-    """The server is asked to stop answering at the stage, so that the daemon is certainly in it when it is killed."""
+    """The server stops answering at the stage, so that the daemon is certainly in it when it is killed."""
     nodes = cluster(1, memory="256M", options=["--storage", bucket.url])
     story = Story(nodes, bucket, TWO_PARTS)
     when = "before_body" if operation in ("CompleteMultipartUpload", "PutObject") else "after_effect"
@@ -331,7 +333,7 @@ def test_a_daemon_killed_at_a_stage_of_an_upload(bucket, cluster, operation, nth
     sent = state(bucket)["requests"].get("UploadPart", 0)
     nodes[0].start()
     nodes.wait_members()
-    story.rope.persist(2)  # nobody else knew that it was asked for
+    story.rope.persist(2)  # only the killed daemon knew of the request
     story.rope.wait(2, Level.PERSISTED)
     assert steps_in(bucket) == [1, 2], "finished from memory"
     again = state(bucket)["requests"].get("UploadPart", 0) - sent
@@ -431,7 +433,7 @@ def test_daemons_that_were_killed_hold_nothing_up_on_their_machine(cluster, tmp_
     start_again(nodes)
     rope = nodes[0].open(0, 1, "second")
     rope.save(2, {"data": payload(2, SMALL)}, persist=True)
-    rope.wait(2, Level.PERSISTED, timeout=10)  # 15 s are what a holder elsewhere is given
+    rope.wait(2, Level.PERSISTED, timeout=10)  # for a holder on another machine the timeout is 15 s
     assert "whose process is gone" in logs(nodes)
     rope.close()
 

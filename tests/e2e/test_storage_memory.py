@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between a running job's memory and storage: ropeteam export without --storage, and ropeteam import."""
+"""Copies between a running job's memory and storage: ropeteam export without --storage, and ropeteam import."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def check_two_ranks(nodes, step: int = 7) -> None:
 
 
 def without_time(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The steps' files; of a manifest all but when it was written."""
+    """The steps' files; manifests are without the time when they were written."""
     kept = {name: data for name, data in files.items() if "/step-" in name}
     for name in [name for name in kept if name.endswith(MANIFEST)]:
         manifest = json.loads(kept[name])
@@ -74,7 +74,7 @@ def test_an_export_from_memory_is_what_the_daemon_persists(cluster, tmp_path):
     before = snapshot(other)
     assert "already" in well("export", "latest", str(other), "--socket", nodes[0].socket)
     assert snapshot(other) == before
-    for rank, rope in enumerate(ranks):  # training has not noticed
+    for rank, rope in enumerate(ranks):  # training can continue
         rope.save(8, objects_of(rank))
     for rope in ranks:
         rope.wait(8, Level.COMMITTED)
@@ -125,7 +125,7 @@ def test_a_chunk_that_rots_in_memory_is_repaired_before_it_is_exported(cluster, 
 
 
 def exported(cluster, path: pathlib.Path) -> None:
-    """What job test has saved is in `path`, and the job is gone."""
+    """Exports what job test has saved to `path`, and ends the job with its memory."""
     path.mkdir()
     nodes = cluster(2)
     for rope in save_two_ranks(nodes):

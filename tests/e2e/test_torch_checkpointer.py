@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpointer against real daemons: killed training goes on to the bit; a full arena stops none."""
+"""Checkpointer against real daemons: training that is killed resumes bit-identically, and a full arena does not stop
+it."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from harness import forked_ranks, wait_until
 
 pytest.importorskip("torch", reason="torch is not installed")
 
-# Two models at once, with dropout, schedulers, a reader with a position, and random numbers of Python and numpy:
-# whatever is not restored shows in the losses.
+# Two models with dropout, schedulers, a reader with a position, and random numbers of Python and numpy: state that is
+# not restored changes the losses.
 TRAIN = """
 import os, pathlib, random, signal, sys
 import numpy, torch
@@ -89,14 +90,14 @@ def test_a_killed_rank_changes_no_loss(run_ropeteam, tmp_path):
             assert (done.returncode == 0) == (kill < 0), done.stderr[-4000:]
             begins += re.findall(r"rank 0 begins with step (\d+)", done.stdout)
         assert begins == ["0", "4"][: len(kills)]
-        # Rank 0 may have finished the step in which rank 1 died, and compute it again: the same loss.
+        # Rank 0 may have finished the step in which rank 1 died. It then computes it again, with the same loss.
         losses[name] = [sorted(set((out / f"loss.{rank}").read_text().splitlines())) for rank in range(2)]
         assert [len(each) for each in losses[name]] == [8, 8]
     assert losses["killed"] == losses["whole"]
 
 
 def test_a_full_arena_does_not_stop_training(cluster, caplog):
-    """Saves wait for a second copy, and the node that takes them is away."""
+    """Saves wait for a second copy while the node that would hold it is not running."""
     import ropeteam
     import torch
     from ropeteam.torch import Checkpointer
@@ -122,7 +123,7 @@ def test_a_full_arena_does_not_stop_training(cluster, caplog):
         assert waiting.stats.failed == 20 and waiting.stats.blocked_s < 10
         assert "is not safe, training goes on" in caplog.text
 
-        nodes[1].start()  # the same loop saves again by itself
+        nodes[1].start()  # now the same loop saves again
         with torch.no_grad():
             model.weight.add_(1)
         steps = iter(range(step + 40, 10**9))
@@ -141,7 +142,7 @@ def test_a_daemon_that_is_gone_and_comes_back_is_used_again(cluster, caplog):
     (node,) = cluster(1).nodes
     with node.open(0, 1, "run") as rope:
         ckpt = Checkpointer(model=torch.nn.Linear(2, 2), client=rope)
-        assert ckpt.step(0)  # of which it does not hear whether it was committed
+        assert ckpt.step(0)  # the node is killed before the result is known
         node.kill()
         assert not ckpt.step(1) and not ckpt.step(2)
         node.start()
@@ -189,7 +190,7 @@ def test_the_daemons_write_and_keep_what_a_checkpointer_says(cluster, tmp_path):
         ):
             with pytest.raises(ropeteam.InvalidArgument, match=names):
                 Checkpointer(model=model, client=rope, **options)
-        Checkpointer(model=model, client=rope)  # the default interval gives way
+        Checkpointer(model=model, client=rope)  # the default interval does not conflict with the flag
         Checkpointer(model=model, client=rope, storage_every=10, keep=3)
         policy = node.status()["policy"]
         assert (policy["persist_every"], policy["persist_every_by"], policy["keep_by"]) == (10, "flag", "flag")
@@ -217,7 +218,7 @@ def test_the_last_step_is_on_storage_where_the_end_waits_for_it(cluster, tmp_pat
 
 
 def resume(socket: str) -> tuple[int, float, list[str]]:
-    """Goes on for two steps: the first one, the value that was loaded, and the warnings."""
+    """Loads the latest step and trains two more: returns the first one, the loaded value, and the warnings."""
     import ropeteam.torch
     import torch
 
@@ -239,7 +240,7 @@ def resume(socket: str) -> tuple[int, float, list[str]]:
 
 
 def test_ranks_agree_on_the_step_that_all_can_load(cluster):
-    """Rank 1's bytes of the newest step are damaged where they are: both ranks load the one before."""
+    """Rank 1's bytes of the newest step are damaged in the arena, so both ranks load the previous step."""
     (node,) = cluster(1).nodes
     assert torch_ranks.run(2, None, resume, node.socket) == [(0, 0.0, [])] * 2
     of_rank_1 = struct.pack("<f", 101.0) * 200_000

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""save_state() and load_state() over worlds of several sizes and layouts, on real daemons; see
+"""save_state() and load_state() on worlds of several sizes and layouts, with real daemons; see
 torch_worlds.py."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch_worlds  # noqa: E402
 
 
 def run(case, ranks: int, nodes: Cluster, *arguments):
-    """What a case of torch_worlds.py gives on rank 0, and on every other."""
+    """Runs a case of torch_worlds.py; all ranks must return the same, which is the result."""
     first, *others = torch_ranks.run(ranks, None, case, [node.socket for node in nodes.nodes], *arguments)
     assert all(each == first for each in others)
     return first
@@ -32,20 +32,22 @@ def test_what_several_ranks_have_is_stored_once_and_compared(cluster):
         if layout == "ddp":
             assert sum(sizes) == whole
             assert max(sizes) < 1.3 * min(sizes), "spread evenly"
-        # A parameter's step is where each of its shards is: 4 bytes, of 7 parameters, at most 3 times more.
+        # The optimizer's step count of a parameter, 4 bytes, is saved with each of its shards. There are 7
+        # parameters, so with up to 4 shards each, at most 3 * 7 * 4 bytes are saved in addition.
         assert whole <= sum(sizes) <= whole + 3 * 7 * 4, found
 
     differ = run(torch_worlds.differ, 4, nodes)
-    # The leader finds it where all ranks share: the first step is never committed, and every rank is told.
+    # If all ranks have the same state, the leader finds it: the first step is never committed, and every rank
+    # is warned.
     assert differ["ddp"] == [([102, 103], 1)] * 4
-    # Of a pair, the rank that did not save what differs finds it, once the step is committed.
+    # If pairs have the same state, the rank that did not save the different part finds it after the commit.
     said = differ["hsdp"]
     assert [committed for committed, _ in said] == [[111, 112, 113]] * 4
     assert sorted(warned for _, warned in said) == [0, 0, 0, 1] and said[1][1] == said[3][1] == 0
 
 
 def test_a_rank_reads_little_more_than_it_needs(cluster):
-    """Four ranks save on nodes 0 to 3. Nodes 4 and 5 hold nothing, and their ranks load other parts."""
+    """Four ranks save on nodes 0 to 3. The ranks of nodes 4 and 5, which hold nothing, load other parts."""
     import ropeteam.torch as rt
 
     rows, columns = 4096, 1024

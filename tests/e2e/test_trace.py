@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ropeteam trace`: a step on all nodes, read back by the messages that Perfetto publishes."""
+"""`ropeteam trace` writes a step's trace on all nodes; it is read with Perfetto's published messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SIZE = 9_000_000  # three chunks of 4 MiB
 
 
 def events_of(path: pathlib.Path) -> list[tuple[str, str, str, int, int, set[int]]]:
-    """(node, track, name, begin, end, flows) of each event; nanoseconds. Slices are closed in their own track."""
+    """(node, track, name, begin, end, flows) of each event, in nanoseconds. A slice must end in its own track."""
     trace = perfetto.Trace()
     trace.ParseFromString(path.read_bytes())
     kinds = perfetto.TrackEvent.Type
@@ -76,14 +76,14 @@ def test_every_stage_of_a_step_is_in_its_trace(cluster, tmp_path):
     committed = one("node-0", "rank 0", "COMMITTED")
     for node in ("node-0", "node-1"):
         one(node, "step", "COMMITTED")
-    # On one node the order is that of its clock; the bounds of a save enclose all of it.
+    # Events of one node are ordered by its clock; the slice of a save contains all of them.
     assert begin[3] == save[3] <= local[3] <= ack[3] <= replicated[3] <= committed[3] <= save[4]
     assert all(put[3] <= put[4] <= ack[3] for put in puts)
     assert all(check[3] <= check[4] <= held[3] for check in checks)
-    # Arrows from node to node.
+    # Flows connect events of different nodes.
     assert all(put[5] == check[5] and len(put[5]) == 1 for put, check in zip(puts, checks))
     assert held[5] == ack[5] and len({*held[5], *(flow for put in puts for flow in put[5])}) == 4
-    # Both daemons read the same clock here, so what was measured is off by the uncertainty at most.
+    # Both daemons read the same clock here, so the measured difference is at most the uncertainty.
     uncertainty = 1000 * int(done.stdout.split("clocks aligned to ")[1].split(" us")[0])
     assert all(put[4] - uncertainty - 1000 <= check[3] for put, check in zip(puts, checks))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which transport nodes use, what they say of it, and what they refuse."""
+"""Which transport nodes choose, what they report about it, and which options they refuse."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/two-machines.md as it is typed, with two nodes of this machine for the two machines."""
+"""Runs the commands of docs/two-machines.md, with two nodes of this machine as the two machines."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_page_s_lines_train_and_a_machine_that_lost_its_memory_has_its_shard
             assert f"rank {rank}: steps 1 to 10, " in text and "not safe" not in text, "\n".join(said)
         cleaned = subprocess.run(forget, shell=True, env=machines[1], capture_output=True, text=True)
         assert "job two node node-1" in cleaned.stdout, cleaned.stderr
-        # What examples/quickstart.py does first; torchrun twice takes long.
+        # As examples/quickstart.py begins, but without torchrun, which takes long.
         again = [
             f"RANK={rank} WORLD_SIZE=2 {line.split(' -- ')[0]} -- {sys.executable} -c '{LOAD}'"
             for rank, line in enumerate((first, second))

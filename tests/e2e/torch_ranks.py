@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are the ranks of a world for one call. torch is imported once, in the process that they are
-forked from, which lives as long as the tests."""
+"""Runs a function in processes that are the ranks of a world. They are forked from one process, which imports torch
+once and runs as long as the tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness import environment
 
 WAIT_S = 120.0
 PRELOADED = ["ropeteam.torch", "ropeteam.dcp", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
-PRELOADED += ["torch._dynamo", "torch.distributed.checkpoint._fsspec_filesystem"]  # which first steps and saves import
+PRELOADED += ["torch._dynamo", "torch.distributed.checkpoint._fsspec_filesystem"]  # imported by first steps and saves
 
 
 @functools.cache
@@ -38,14 +38,14 @@ def _context() -> Any:
 
 
 def run(size: int, socket: str | None, function: Any, *arguments: Any) -> list[Any]:
-    """function(rope, *arguments) on each rank of a world of `size`; what each returned. Without a socket there
-    is no rope."""
+    """Calls function(rope, *arguments) on each rank of a world of `size`; returns the results. Without a socket, calls
+    function(*arguments)."""
     pipes, processes = [], []
     with tempfile.TemporaryDirectory() as directory:
         work = (size, os.path.join(directory, "store"), socket, function, arguments)
         for rank in range(size):
             ours, theirs = _context().Pipe()
-            # Not daemons: DCP's checkpoint process is a child of each.
+            # They are not daemon processes, because DCP starts a checkpoint process as a child of each.
             process = _context().Process(target=_work, args=(theirs, rank, *work))
             process.start()
             theirs.close()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ranks of test_torch_state.py do (torch_ranks.py starts them): they save and load as ranks of worlds
-of other sizes and layouts.
+"""The functions that torch_ranks.py runs for test_torch_state.py: they save and load as ranks of worlds of several
+sizes and layouts.
 
-Rank r is on the node of socket r modulo their number. Each world is a process group of the first ranks. Ranks
-that are not in it go through its mesh's making alone."""
+Rank r is on the node of socket r modulo their number. Each world is a process group of the first ranks. The other ranks
+only take part in creating its mesh."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Net(torch.nn.Module):
 
 
 def mesh_of(*shape: int, names: tuple[str, ...] = ()) -> DeviceMesh:
-    """Over the first ranks; every process must call."""
+    """A mesh of the first ranks; every process must call this."""
     count = torch.Size(shape).numel()
     return DeviceMesh("cpu", torch.arange(count).reshape(shape), mesh_dim_names=names or None)
 
@@ -77,7 +77,7 @@ def full(value):
 
 
 def everything(model, optimizer) -> dict[str, torch.Tensor]:
-    """The whole state, by name; a collective of the model's mesh."""
+    """The whole state by name. It is a collective call of the model's mesh."""
     inner = rt._state.as_one(model)
     found = {name: full(value) for name, value in inner.state_dict().items()}
     names = {parameter: name for name, parameter in inner.named_parameters()}
@@ -96,7 +96,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
 def opened(sockets, group):
     with rt.open_distributed(sockets[dist.get_rank() % len(sockets)], group=group, timeout=60) as client:
         yield client
-    dist.barrier(group)  # the world is closed
+    dist.barrier(group)  # every rank has closed its client
 
 
 def saves(client, step, model, optimizer, **more) -> None:
@@ -105,7 +105,7 @@ def saves(client, step, model, optimizer, **more) -> None:
 
 
 def reshard(sockets) -> list[str]:
-    """The layouts that were loaded and saved, on every rank."""
+    """Loads, trains and saves in one world after the other; returns their layouts."""
     worlds = [
         ("fsdp", (4,)), ("fsdp", (1,)), ("fsdp", (2,)), ("fsdp", (3,)), ("fsdp", (6,)),
         ("tp", (4,)), ("ddp", (2,)), ("hsdp", (2, 2)), ("2d", (2, 2)), ("fsdp", (3,)), ("2d", (3, 2)),
@@ -141,7 +141,7 @@ def stored(client, step: int) -> int:
 
 
 def replicas(sockets) -> list[tuple]:
-    """For each layout what each rank stored, and what the whole state is."""
+    """For each layout: the bytes that each rank stored, and the bytes of the whole state."""
     reference: list = [None]
     found = []
     for number, (layout, shape) in enumerate([("ddp", (4,)), ("hsdp", (2, 2)), ("tp", (4,)), ("ddp", (4,))]):
@@ -153,18 +153,18 @@ def replicas(sockets) -> list[tuple]:
             train(model, optimizer, 1)
             saves(client, 2 * number + 1, model, optimizer)
             reference = [everything(model, optimizer)]
-            saves(client, 2 * number + 2, model, optimizer)  # which looks at what became of the first
+            saves(client, 2 * number + 2, model, optimizer)  # it checks the result of the first save
             sizes = [None] * 4
             dist.all_gather_object(sizes, stored(client, 2 * number + 2), group=mesh_group)
             once = sum(each.numel() * each.element_size() for each in reference[0].values())
-            buffers = 3 * 12  # each rank's own
+            buffers = 3 * 12  # every rank saves its own buffer of 12 bytes
             found.append((layout, sizes, once + buffers))
     return found
 
 
 def differ(sockets) -> dict[str, list[tuple]]:
-    """Of rank 2 one number differs from its replica's. By layout, of each rank: the committed steps, and how
-    many warnings."""
+    """One number of rank 2 differs from its replica's. Returns by layout, for each rank: the committed steps, and the
+    number of warnings."""
     found = {}
     for number, (layout, shape) in enumerate([("ddp", (4,)), ("hsdp", (2, 2))]):
         mesh = mesh_of(*shape, names=("dp", "tp")[: len(shape)])
@@ -197,7 +197,7 @@ def differ(sockets) -> dict[str, list[tuple]]:
 
 
 def exported(sockets, directory) -> None:
-    """Saves models of several layouts to storage, and what they are as a whole to the file whole-STEP."""
+    """Saves models of several layouts to storage, and their whole state to the file whole-STEP."""
     for step, (layout, shape) in enumerate([("fsdp", (3,)), ("2d", (2, 2)), ("ddp", (4,))], 1):
         mesh = mesh_of(*shape, names=("dp", "tp")[: len(shape)])
         group = dist.new_group(list(range(mesh.size())))
@@ -206,7 +206,7 @@ def exported(sockets, directory) -> None:
         model, optimizer = make(layout, mesh, seed=step, tied=True)
         train(model, optimizer, 1)
         inner = rt._state.as_one(model)
-        inner.scale.fill_(dist.get_rank())  # a buffer is each rank's own
+        inner.scale.fill_(dist.get_rank())  # every rank has its own buffer
         with opened(sockets, group) as client:
             saves(client, step, model, optimizer, persist=True)
             client.wait(step, Level.PERSISTED, 60)
