@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package's unit tests run over a fake library, compiled here against the real header."""
+"""The package's unit tests use a fake library, which is compiled here against the real header."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def fake_path(tmp_path_factory):
 
 @pytest.fixture
 def fake(fake_path, monkeypatch):
-    """The fake library, loaded in place of the real one for one test; gives its controls."""
+    """The fake library, loaded instead of the real one for one test; returns its controls."""
     from ropeteam import _native
 
     monkeypatch.setenv("ROPETEAM_LIBRARY", str(fake_path))
@@ -45,7 +45,7 @@ def fake(fake_path, monkeypatch):
 
 @pytest.fixture
 def ranks(fake):
-    """Opens a world of so many ranks over the fake library; they are closed at the end."""
+    """ranks(count) opens a world of that many ranks over the fake library; they are closed at the end."""
     import ropeteam
 
     clients = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small S3 client with a signer of its own, and the strict server as a fixture: for the server's own tests."""
+"""A small S3 client with its own signer, and the strict server as a fixture, for the server's own tests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EMPTY = hashlib.sha256(b"").hexdigest()
 
 
 def crc(data: bytes) -> str:
-    """CRC32C in base64, bit by bit: apart from the server's."""
+    """CRC32C in base64, computed bit by bit, independently of the server's code."""
     value = 0xFFFFFFFF
     for byte in data:
         value ^= byte
@@ -57,7 +57,7 @@ class Reply:
 
 
 class Client:
-    """Signs as the description of Signature Version 4 says. What a test wants wrong, it says by `change`."""
+    """Signs requests by Signature Version 4. A test makes a request wrong by `change`."""
 
     def __init__(self, port, access=ACCESS, secret=SECRET, token=None, region=REGION, context=None):
         self.port, self.access, self.secret, self.token, self.region = port, access, secret, token, region
@@ -206,7 +206,7 @@ def put_part(s3, upload, number, data, key="/one/big", checksum=True):
 
 
 def finish(s3, upload, parts, key="/one/big", checksum=True, headers=None):
-    """`parts`: (number, data or a triple of them)."""
+    """Completes an upload. `parts`: (number, data)."""
     xml = "".join(
         f'<Part><PartNumber>{number}</PartNumber><ETag>"{hashlib.md5(data).hexdigest()}"</ETag>'
         + (f"<ChecksumCRC32C>{crc(data)}</ChecksumCRC32C>" if checksum else "")
@@ -244,7 +244,7 @@ def answer(file):
 
 
 def listed(s3, **query):
-    """Every key and common prefix, by pages."""
+    """Lists all pages; returns every key and common prefix."""
     keys, folders, token = [], [], {}
     while True:
         named = {name.replace("_", "-"): value for name, value in query.items()}

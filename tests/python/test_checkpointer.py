@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpointer over the fake library: what it saves and restores, and what it does when a save goes wrong."""
+"""Checkpointer over the fake library: what it saves and restores, and what it does when a save fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rope(fake):
 
 
 class Reader:
-    """A data source with a position, as StatefulDataLoader has one."""
+    """A data source with a position, like StatefulDataLoader."""
 
     def __init__(self):
         self.position = 0
@@ -41,7 +41,7 @@ class Reader:
 
 
 class Training:
-    """Everything that a step depends on, in kinds that JSON alone cannot hold."""
+    """All state that a step depends on, including values that JSON cannot represent."""
 
     def __init__(self, optimizer="adamw"):
         self.model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 2))
@@ -229,7 +229,7 @@ def test_a_program_that_has_another_state_is_told_so_at_once(rope):
         rt.Checkpointer(model=model, client=rope).load_latest()
 
 
-# ---- saves that go wrong
+# ---- saves that fail
 
 
 def test_a_failed_save_is_a_warning_and_the_next_one_is_tried(fake, rope, caplog):
@@ -239,7 +239,7 @@ def test_a_failed_save_is_a_warning_and_the_next_one_is_tried(fake, rope, caplog
         assert ckpt.step(step) is (call == "")
     assert (ckpt.stats.saved, ckpt.stats.failed) == (1, 3)
     assert "needed 12 chunks" in ckpt.stats.last_error
-    # Not a line for each of many failures: the first, the second, the fourth.
+    # Only failures 1, 2, 4, 8, … are logged.
     assert [record.getMessage()[:6] for record in caplog.records] == ["step 0", "step 1"]
     assert all(record.name == "ropeteam" and record.levelno == logging.WARNING for record in caplog.records)
     assert rt.Checkpointer(model=torch.nn.Linear(1, 1), client=rope) and rope.latest().step == 3
@@ -266,8 +266,8 @@ def test_after_the_world_has_restarted_nothing_is_tried_any_more(fake, rope, cap
 
 
 class Store:
-    """In the Client's place: an arena with room for `room` saves that are not committed. The newest is committed
-    when it is waited for, older ones before."""
+    """Replaces the Client: an arena with room for `room` uncommitted saves. The newest save is committed once it is
+    waited for; older ones are committed already."""
 
     rank, closed, has_storage = 0, False, True
 
@@ -350,7 +350,7 @@ def test_skip_saves_every_second_step_then_every_fourth_and_all_again():
     assert store.steps == [0] and not any(results[1:])
     assert ckpt.stats.skipped == 8 and ckpt.stats.failed == 0
     store.commits = True
-    # Multiples of 32, which steps 2, 4, 8 and 16 have led to: ranks that have skipped others save these, too.
+    # The interval grew at steps 2, 4, 8 and 16 to 32. Ranks that skipped other steps also save multiples of 32.
     assert [step for step in range(18, 97) if ckpt.step(step)] == [32, 64, 96]
     store.room = 10
     for step in range(97, 1000):
@@ -364,7 +364,7 @@ def test_skip_saves_less_often_when_other_ranks_skip_its_steps():
     store.dead = set(range(1, 100, 2))
     for step in range(30):
         ckpt.step(step)
-    # Again and again it tries to save more, and stops when that is in vain; the even steps are all saved.
+    # It tries repeatedly to save more often, and returns to even steps if that fails; all even steps are saved.
     assert len([step for step in store.steps if step % 2 == 1]) < 8
     assert ckpt.stats.committed >= 24
 
@@ -424,7 +424,7 @@ def test_a_policy_that_the_leader_does_not_confirm_is_a_warning_of_one_rank(capl
     assert checkpointer(store) and caplog.text.count("not in effect") == 1
 
 
-@pytest.mark.parametrize("has_storage", [False, True])  # True: one of the daemons is older
+@pytest.mark.parametrize("has_storage", [False, True])  # True: another daemon is older
 def test_a_job_without_storage_is_one_warning_where_storage_was_asked_for(caplog, has_storage):
     store = Store(room=10)
     store.refuses, store.refusal, store.has_storage = 500, ropeteam.Unsupported("it has none"), has_storage
@@ -452,7 +452,7 @@ def test_finalizing_looks_or_waits():
     assert not ckpt.maybe_finalize() and ckpt.stats.committed is None
     assert ckpt.maybe_finalize(blocking=True) and ckpt.stats.committed == 0
     with ckpt:
-        ckpt.step(torch.tensor(1))  # as good as an int
+        ckpt.step(torch.tensor(1))  # is accepted as an integer
         assert type(store.steps[-1]) is int
         for save in (ckpt.step, ckpt.save):
             with pytest.raises(ropeteam.InvalidArgument, match="step '2': an integer"):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA tensors on a machine without CUDA: tensors that say they are on a device, over CPU memory, and torch's
-streams replaced. What reaches the library is what counts: address, length, stream, and for how long the tensor
-lives."""
+"""CUDA tensors on a machine without CUDA: tensors in CPU memory that claim to be on a device, with torch's streams
+replaced. The tests check what the library receives (address, length, stream), and how long the tensor lives."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ropeteam.dcp beyond what is in the files (test_dcp_parity.py): staging, failures, and which bytes a load
-reads."""
+"""ropeteam.dcp's staging and failures, and which bytes a load reads. test_dcp_parity.py tests the files'
+content."""
 
 from __future__ import annotations
 
@@ -58,21 +58,23 @@ def save_async(rope, step, saved, **options):
 
 
 def learn(rope, step=1):
-    """The next asynchronous save of state() goes straight into the arena."""
+    """Saves state() once, so that the next asynchronous save of state() is staged in the arena."""
     save_async(rope, step, state()).result()
 
 
 def error_of(call) -> str:
-    """Its text; the error itself holds the frames that it came through, and what is open in them."""
+    """The text of the call's error. The error itself would keep its frames alive, and what is open in
+    them."""
     try:
         call()
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         return str(error)
     pytest.fail("no error")
 
 
 def eventually(condition) -> bool:
-    """Of what a thread does at its end. torch's error and the frame that raises it hold each other."""
+    """Whether the condition becomes true in time, after a thread has ended. It first collects garbage,
+    because torch's error and the frame that raises it refer to each other."""
     gc.collect()
     end = time.monotonic() + WAIT_S
     while not condition() and time.monotonic() < end:
@@ -81,7 +83,7 @@ def eventually(condition) -> bool:
 
 
 class Held(DefaultSavePlanner):
-    """Makes no plan before it is told to, in the background thread."""
+    """In the background thread, makes its plan only after `go` is set."""
 
     go = threading.Event()
 
@@ -246,7 +248,7 @@ def test_a_steps_metadata_go_with_it(rope):
         StorageWriter(rope, 2, metadata={"loss": object()})
 
 
-# ---- failures: an error that says it, nothing open, and the next save is good
+# ---- failures: the error names the cause, nothing stays open, and the next save is good
 
 
 @pytest.mark.parametrize("call", ["save_begin", "save_put_parts", "save_commit"])
@@ -325,7 +327,7 @@ def test_a_plan_that_was_not_staged_for_is_an_error_once(rope, fake):
 
 
 def test_a_save_that_failed_at_another_rank_is_closed_when_dcp_lets_go_of_it(rope, fake):
-    """write_data() of a coordinator was good, and finish() is never called."""
+    """The coordinator's write_data() succeeds, and finish() is never called."""
     handles = fake.fake_handles()
     writer, planner = StorageWriter(rope, 1), DefaultSavePlanner()
     planner.set_up_planner(state(), writer.storage_meta(), True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ropeteam.dcp writes what torch's FileSystemWriter writes and reads what it wrote. Every case is saved by
-both; the files are compared byte for byte, less what torch.serialization.skip_data leaves out; each is
-loaded by both readers, crosswise."""
+"""ropeteam.dcp writes the same files as torch's FileSystemWriter, and each reads the other's. Every case is
+saved by both. The files are compared byte by byte, except CRCs and serialization ids. Both readers load the
+files of both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.filesystem import SerializationFormat  # noqa:
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-DIRECTORY = 9  # the step at which FileSystemWriter's files are put into Ropeteam
+DIRECTORY = 9  # the step of FileSystemWriter's files in Ropeteam
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def numbers(*shape, dtype=torch.float32):
 
 
 def masked(item: bytes) -> bytes:
-    """A torch.save file without the data's CRC32 and the serialization id."""
+    """A torch.save file with the data's CRC32s and the serialization id set to zero."""
     if not item.startswith(b"PK"):
         return item
     archive = zipfile.ZipFile(io.BytesIO(item))
@@ -69,7 +69,7 @@ def masked(item: bytes) -> bytes:
             begin = at + 30 + sum(names)
             end = begin + info.file_size
             if info.file_size == 0:
-                continue  # it has neither
+                continue  # it has neither data nor CRC
             assert item[end : end + 4] == b"PK\x07\x08"
             out[end + 4 : end + 8] = out[entry + 16 : entry + 20] = bytes(4)
             if info.filename.endswith("serialization_id"):
@@ -79,7 +79,7 @@ def masked(item: bytes) -> bytes:
 
 
 def split(files: dict[str, bytes], metadata) -> dict:
-    """Each item's bytes, masked, by its place; and how long the files are."""
+    """Each item's masked bytes by its index, and the length of each file."""
     found = {name: len(data) for name, data in files.items() if not name.endswith(".metadata")}
     for index, info in metadata.storage_data.items():
         data = files[info.relative_path][info.offset : info.offset + info.length]
@@ -108,14 +108,14 @@ def check_same_files(theirs: dict[str, bytes], ours: dict[str, bytes], in_order:
     (name,) = (name for name in theirs if name.endswith(".metadata"))
     one, other = pickle.loads(theirs[name]), pickle.loads(ours[name])
     assert split(theirs, one) == split(ours, other)
-    if in_order:  # with threads, torch's order of the results is by chance
+    if in_order:  # with threads, the order of torch's results is random
         assert without_ids(theirs[name]) == without_ids(ours[name])
     else:
         assert (one.state_dict_metadata, one.planner_data) == (other.state_dict_metadata, other.planner_data)
 
 
 def put_directory(rope, files: dict[str, bytes]) -> None:
-    """A checkpoint of FileSystemWriter as `ropeteam import` brings it."""
+    """Saves a checkpoint of FileSystemWriter as `ropeteam import` would."""
     rope.save(DIRECTORY, files)
 
 
@@ -145,7 +145,7 @@ def same(one, other) -> bool:
 
 
 def check_crosswise(rope, step: int, theirs: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Four loads of everything, which give the same values to the bit."""
+    """Loads everything in four ways, which must give bit-identical values."""
     exported = tmp_path / "exported"
     exported.mkdir()
     for name, data in objects(rope, step).items():
@@ -269,7 +269,7 @@ def test_a_state_is_the_same_in_files_and_loaded_crosswise(rope, tmp_path, name)
 def test_an_asynchronous_save_is_the_same_staged_in_memory_and_in_the_arena(rope, fake, tmp_path, name):
     theirs = tmp_path / "theirs"
     state = STATES[name]()
-    if name in ("conjugate", "negative"):  # torch's stager forgets that they are
+    if name in ("conjugate", "negative"):  # torch's stager loses the conjugate and negative bits
         dcp.save(state, storage_writer=dcp.FileSystemWriter(theirs))
     else:
         stager = DefaultStager(StagingOptions(False, False, False, False))
@@ -326,7 +326,7 @@ class Halves(DefaultSavePlanner):
 
 
 class Scaled(DefaultSavePlanner):
-    """The same form, other values."""
+    """Saves other values of the same structure."""
 
     def set_up_planner(self, state_dict, *args, **kwargs):
         super().set_up_planner({key: value * 2 for key, value in state_dict.items()}, *args, **kwargs)
@@ -388,7 +388,7 @@ LOADS = {
 
 
 def outcome(state, reader, **planner):
-    """What a load leaves in the state, or the error's class and text."""
+    """The state after a load, or the error's class and text."""
     try:
         dcp.load(state, storage_reader=reader, planner=DefaultLoadPlanner(**planner))
     except (Exception, dcp.api.CheckpointException) as error:
@@ -429,7 +429,7 @@ def test_what_torchs_writer_does_not_save_is_the_same_error_and_leaves_nothing(r
     dcp.save({"a": 1}, storage_writer=StorageWriter(rope, 2))
 
 
-# ---- of a process group: DTensors, and metadata of each rank
+# ---- with a process group: DTensors, and metadata of each rank
 
 
 def dtensors():
@@ -502,7 +502,7 @@ TENSORS = {
 
 
 def safetensors_parts(data: bytes) -> tuple:
-    """The header, of which the library orders the metadata by chance, and the data."""
+    """The header as a dict, since the library writes its metadata in random order, and the data."""
     import json
 
     length = int.from_bytes(data[:8], "little")
@@ -531,7 +531,7 @@ def test_safetensors_are_the_same(rope, tmp_path, name, asynchronous):
         one, other = expected["__0_0.distcp"], files["__0_0.distcp"]
         assert one[:at] == other[:at]
         assert safetensors_parts(one[at:]) == safetensors_parts(other[at:])
-    # torch's FileSystemReader does not read this; ours reads both.
+    # torch's FileSystemReader cannot read safetensors; ours reads the files of both.
     put_directory(rope, directory_files(theirs))
     for step in (2, DIRECTORY):
         loaded = {key: torch.zeros_like(value) if key != "n" else 0 for key, value in state.items()}

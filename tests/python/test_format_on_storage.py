@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step as it lies on storage, read with what a user has: safetensors, json and torch, without Ropeteam.
+"""A step on storage can be read without Ropeteam: with safetensors, json and torch.
 
-The step is written by ropeteam-write-step (tests/storage/format), out of objects as the Python package makes them.
+ropeteam-write-step (tests/storage/format) writes the step from objects that the Python package makes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def random_tensor(dtype, shape, seed):
 
 
 def rank_objects(values):
-    """Name and bytes of what the package puts into a shard for these values."""
+    """The (name, bytes) pairs that the package puts into a shard for these values."""
     objects, infos = [], {}
     for name, value in values.items():
         if _values.is_tensor(value):
@@ -61,7 +61,7 @@ def rank_objects(values):
 
 
 def write_step(tmp_path, ranks):
-    """A step of these ranks' (name, bytes) pairs; its folder."""
+    """Writes a step of these ranks' (name, bytes) pairs; returns its folder."""
     for rank, objects in enumerate(ranks):
         folder = tmp_path / "shards" / str(rank)
         folder.mkdir(parents=True)
@@ -111,7 +111,7 @@ def test_tensors_of_every_dtype_come_back(tmp_path):
         else:
             assert tensors[name].dtype == torch.uint8 and to_bytes(tensors[name]) == to_bytes(value), name
             assert described[name] == {"dtype": name.split("/")[0], "shape": list(value.shape)}
-    # The library's other ways to read a file agree.
+    # The library's other ways to read a file give the same.
     import safetensors.torch
 
     for loaded in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A save like the one before is described once: over the fake library."""
+"""A save with the structure of the previous one reuses its description. Tested over the fake library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rope(ranks):
 
 @pytest.fixture
 def known(monkeypatch):
-    """For each save that asked: whether the last description was enough."""
+    """For each save that tried to reuse the last description: whether it could."""
     answers = []
     real = Known.contents
 
@@ -37,7 +37,7 @@ def known(monkeypatch):
 
 
 def state(**changed):
-    """By name: two tensors, one of them under two names, an empty one and a JSON value."""
+    """Values by name: two tensors, one of them under two names, an empty tensor and a JSON value."""
     weight = torch.arange(12.0).reshape(3, 4)
     whole = {"w": weight, "tied": weight, "b": torch.ones(5), "none": torch.empty(0), "n": {"a": 1}}
     return {name: each for name, each in {**whole, **changed}.items() if each is not None}
@@ -153,7 +153,7 @@ def test_replicas_are_known_once_they_were_compared(ranks, known, monkeypatch):
         for client in clients:
             pieces = {name: rt.Piece(each, each.shape, [0], (0, 1)) for name, each in whole.items()}
             rt.save_tensors(client, step, pieces)
-    # The first has the sums, the second is described once more, without.
+    # The first save has checksums of the values. The second is described again, without them.
     assert known == [True] * 4
     assert given[0::2] == given[1::2] and given[2] == given[4] == given[6] != given[0] != 0
     for client in clients:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The suite of all sinks against moto's S3: a second opinion on the shape of the API beside the strict server of these tests."""
+"""Runs the conformance suite of the sinks against moto's S3, a second implementation beside the tests' strict
+server."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("ROPETEAM_BUILD", ROOT / "build" / "release"))
-# It answers 500 for a part of an upload that was aborted, which is repeated until the deadline.
+# moto answers 500 for a part of an aborted upload, which the sink retries until the deadline.
 NOT_BY_MOTO = ["*.UnfinishedUploadsAreAbortedByAge/*", "*.AnAbortedUploadLeavesNothing/*"]
 SUITE = BUILD / "tests" / "storage" / "s3" / "s3_conformance_test"
 

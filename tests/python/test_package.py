@@ -360,7 +360,7 @@ def test_wait_follows_a_save_when_asked(rope, fake):
     fake.fake_fail(b"wait", int(ropeteam.Code.ABORTED))
     with pytest.raises(ropeteam.Aborted):
         rope.save(1, {"a": b"1"}, wait=ropeteam.Level.REPLICATED)
-    assert rope.latest().step == 1  # saved all the same
+    assert rope.latest().step == 1  # it is saved nevertheless
     rope.wait(1, ropeteam.Level.LOCAL)
 
 
@@ -368,7 +368,7 @@ def test_a_step_is_asked_for_when_its_save_says_so(rope, fake):
     rope.save(1, {"a": b"1"})
     with pytest.raises(ropeteam.Unsupported, match="no storage"):
         rope.save(2, {"a": b"1"}, persist=True)
-    assert rope.latest().step == 2  # saved all the same
+    assert rope.latest().step == 2  # it is saved nevertheless
     fake.fake_fail(b"persist", int(ropeteam.Code.ABORTED))
     with pytest.raises(ropeteam.Aborted):
         rope.persist(1)
@@ -420,7 +420,8 @@ def test_steps_on_storage_are_listed(rope, fake):
 
 @pytest.fixture
 def program(fake, tmp_path, monkeypatch):
-    """A `ropeteam` on PATH that notes its arguments, says what it is told to and ends as it is told."""
+    """write(status, said) puts a `ropeteam` on PATH that notes its arguments, prints `said` and exits with
+    `status`."""
 
     def write(status: int, said: str) -> pathlib.Path:
         path = tmp_path / "bin" / "ropeteam"
@@ -489,7 +490,7 @@ def test_latest_takes_a_level(rope):
 
 
 def test_other_threads_run_while_wait_waits(rope):
-    # With the interpreter lock held in the call the counter would stand still until the wait is over.
+    # If the call held the interpreter lock, the counter would not change until the wait is over.
     waiting, counted = threading.Event(), 0
     outcome = []
 
@@ -584,7 +585,7 @@ def test_a_map_is_read_only_and_outlives_its_view_and_client(fake):
     client.close()
     del view
     assert memory[2:] == b"23"
-    assert fake.fake_handles() == before + 2  # the view and the client live as long as the memory is held
+    assert fake.fake_handles() == before + 2  # view and client live as long as something refers to the memory
     memory.release()
     del memory, client
     gc.collect()
@@ -609,7 +610,7 @@ def test_a_corrupt_index_is_named(rope):
     with pytest.raises(ropeteam.Corrupt, match="index"):
         rope.load()
     with rope.view(1) as view:
-        assert view.read("a") == b"1"  # bytes can be had without it
+        assert view.read("a") == b"1"  # bytes can be read without the index
 
 
 def test_an_index_of_another_version_is_refused(rope):
@@ -620,7 +621,7 @@ def test_an_index_of_another_version_is_refused(rope):
         rope.load()
 
 
-# ---- ends
+# ---- closing
 
 
 def test_closing_the_client_closes_what_it_opened(fake):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State of every kind through flatten() and unflatten(), and what cannot be saved."""
+"""flatten() and unflatten() with state of every kind, and state that cannot be saved."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ropeteam.torch._plain import flatten, unflatten  # noqa: E402
 
 
 def round_trip(state):
-    """Through strict JSON, and tensors of other memory, as a load makes them."""
+    """Flattens and unflattens with strict JSON and cloned tensors, as a save and a load do."""
     tensors, skeleton = flatten(state)
     encoded = json.dumps(skeleton, allow_nan=False)
     return unflatten(json.loads(encoded), {name: tensor.detach().clone() for name, tensor in tensors.items()})
@@ -37,7 +37,7 @@ def same(left, right, where="state"):
     elif isinstance(left, np.generic):
         assert left.dtype == right.dtype and left.tobytes() == right.tobytes(), where
     elif isinstance(left, dict):
-        assert list(left) == list(right), where  # the order too
+        assert list(left) == list(right), where  # also compares the order
         for key in left:
             same(left[key], right[key], f"{where}/{key}")
         assert getattr(left, "default_factory", None) is getattr(right, "default_factory", None), where
@@ -50,7 +50,7 @@ def same(left, right, where="state"):
     elif isinstance(left, float) and math.isnan(left):
         assert math.isnan(right), where
     elif isinstance(left, (float, complex)):
-        assert repr(left) == repr(right), where  # -0.0 is not 0.0
+        assert repr(left) == repr(right), where  # distinguishes -0.0 from 0.0
     else:
         assert left == right, where
 
@@ -61,7 +61,7 @@ VALUES = [
     0,
     -(2**63),
     2**64,
-    -(7**6000),  # more digits than Python's json reads
+    -(7**6000),  # has more digits than Python's json reads
     0.1,
     -0.0,
     5e-324,
@@ -156,7 +156,7 @@ def test_random_generators_go_on_where_they_were(kind):
 
 def test_legacy_and_other_random_states_go_on_where_they_were():
     legacy = np.random.RandomState(3)
-    legacy.standard_normal(3)  # an odd number: a normal deviate is kept
+    legacy.standard_normal(3)  # after an odd number of calls the state contains a normal deviate
     plain = random.Random(3)
     plain.gauss(0, 1)
     ours = torch.Generator().manual_seed(3)
@@ -234,7 +234,7 @@ def test_names_that_collide_or_are_long_stay_apart():
     same(state, round_trip(state))
 
 
-# ---- what training programs have
+# ---- state of training programs
 
 
 def linear():
@@ -352,7 +352,8 @@ def test_a_grad_scaler_and_averaged_weights_come_back():
 
 
 def test_a_data_loaders_state_comes_back():
-    """As torchdata's StatefulDataLoader gives it: workers by number, nested, with a sampler's generator."""
+    """The state has the form of torchdata's StatefulDataLoader: nested, with workers and a sampler's
+    generator."""
     snapshot = {
         "_snapshot": {
             "_snapshot_step": 7,

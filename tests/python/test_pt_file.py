@@ -37,7 +37,7 @@ def state():
 
 
 def everything():
-    """A state with all that a tensor can be."""
+    """A state with all kinds of tensors."""
     base = torch.arange(24.0)
     return {
         **state(),
@@ -80,7 +80,7 @@ def test_no_tensor_is_copied_and_each_storage_is_there_once():
 
 
 class Odd(torch.Tensor):
-    """A subclass: its pickle has its type and attributes beside a storage."""
+    """A subclass of Tensor: its pickle contains its type and attributes, and refers to a storage."""
 
 
 def test_storages_of_whatever_has_them_are_not_copied():
@@ -99,7 +99,7 @@ def test_tensors_are_not_kept_by_what_was_made_for_the_pickle():
     numpy = pytest.importorskip("numpy")
     array = numpy.zeros(1000)
     alive = weakref.ref(array)
-    gc.disable()  # which would free it sooner or later
+    gc.disable()  # the garbage collector could free it
     try:
         parts = pt_file({"tensor": torch.from_numpy(array)})
         del array

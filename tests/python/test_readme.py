@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README shows the examples as they are, names both set-up commands, and links nothing that is not there."""
+"""README shows the current examples and names both set-up commands, and all its links exist."""
 
 from __future__ import annotations
 

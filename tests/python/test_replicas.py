@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several ranks have is saved by one: several ranks in one process, over the fake library."""
+"""State that several ranks have is saved by one of them. The ranks are in one process, over the fake
+library."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from ropeteam.torch import _replicas  # noqa: E402
 
 @pytest.fixture
 def committed(monkeypatch):
-    """Every save is committed at once, or what is put into the result says otherwise."""
+    """Every save is committed at once, except steps for which the test sets another outcome in the returned
+    dict."""
     outcome = {}
 
     def wait(self, step, level, timeout):
@@ -88,7 +90,7 @@ def test_what_it_saves_is_said_once_by_rank_0(ranks, caplog):
 
 
 def agreements(clients, monkeypatch, step, objects, **options):
-    """The agreement that each rank gives."""
+    """Saves on all ranks; returns the agreement that each rank gave."""
     given = []
     save = ropeteam.Client.save
     with monkeypatch.context() as watched:
@@ -147,7 +149,7 @@ def test_a_step_of_which_nothing_is_known_changes_nothing(ranks, committed, capl
 
 
 def test_groups_of_ranks_compare_what_was_saved(ranks, committed, caplog):
-    """Ranks 0 and 2 have the same, and ranks 1 and 3; rank 2's is not."""
+    """Ranks 0 and 2 should have the same state, and ranks 1 and 3; the state of rank 2 differs."""
     clients = ranks(4)
     for step in (1, 2):
         for client in clients:

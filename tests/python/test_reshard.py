@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of tensors: against DTensor's own splitting, and over the fake library with several ranks in one
-process."""
+"""Parts of tensors: compared with DTensor's own splitting, and saved by several ranks of one process over the
+fake library."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedS
 
 
 def split(whole, mesh, coordinate, placements):
-    """The part of a mesh's place, as distribute_tensor() makes it."""
+    """The part of `whole` at `coordinate` of the mesh, as distribute_tensor() makes it."""
     for size, place, placement in zip(mesh, coordinate, placements):
         if not placement.is_replicate():
             whole = placement._split_tensor(whole, size, with_padding=False, contiguous=True)[0][place]
@@ -72,7 +72,7 @@ def test_parts_of_any_layout_are_copied_out_of_any_other(seed):
 
 
 def pieces(whole, count, rank, dimension=0):
-    """{"w": a rank's even or uneven part of `whole`}."""
+    """{"w": the rank's part of `whole`}; parts may be uneven."""
     at = layout(whole.shape, [count], [rank], [Shard(dimension)])
     part = split(whole, [count], [rank], [Shard(dimension)]).clone()
     return {"w": rt.Piece(part, whole.shape, [runs[0][0] for runs in at])}
@@ -179,7 +179,7 @@ def test_tied_tensors_are_saved_once_and_load_untied(ranks):
 
 
 class Stage(torch.nn.Module):
-    """A pipeline's part: the model's layers from `first` to before `last`."""
+    """A pipeline stage: the model's layers from `first` up to, but not including, `last`."""
 
     def __init__(self, first, last):
         super().__init__()
@@ -257,7 +257,7 @@ def test_version_1_of_the_index_still_loads(ranks, monkeypatch):
     with monkeypatch.context() as old:
         old.setattr("ropeteam._client.encode_index", version_1)
         state = rt.training_state(model, optimizer)
-        head = state["optimizer"]  # as it was before parts were known
+        head = state["optimizer"]  # is changed to the format before parts were introduced
         options = {
             key: list(v) if isinstance(v, tuple) else v for key, v in optimizer.param_groups[0].items()
         }

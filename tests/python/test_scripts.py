@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of scripts/ that decide: what counts as passed, and whether the demo kept its promises."""
+"""The parts of scripts/ that decide which tests count as passed, and whether the demo passed."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ LOSSES = {1: 4.5, 2: 4.25, 3: 4.0, 4: 3.5}
 
 
 def write_run(directory, kill_at, resumed_from=2, losses=LOSSES, first_run=3):
-    """Two ranks: steps 1 to `first_run`, a kill, and the rest again from `resumed_from` on."""
+    """Writes the files of two ranks: steps 1 to `first_run`, a kill, and the steps after `resumed_from`."""
     directory.mkdir()
     for rank in range(2):
         events, lines = [], []
@@ -195,12 +195,12 @@ def test_steps_that_are_missing_are_differences(tmp_path):
     assert found == ["rank 0: the run has no step 4", "rank 1: the run has no step 4"]
 
 
-# ---- the same when everything was lost
+# ---- the same after all memory was lost
 
 
 @pytest.fixture
 def judged_from_storage(tmp_path):
-    """Steps 1 to 3, every node killed at 100.0, step 2 the newest on storage."""
+    """judge() judges a run of steps 1 to 3 where every node was killed at 100.0; `newest` is on storage."""
 
     def judge(newest=2, **run):
         write_run(tmp_path / "reference", 2e9, first_run=4)
@@ -331,7 +331,7 @@ def test_views_are_read_from_a_daemon_s_log():
 
 @pytest.fixture
 def bare_machine(tmp_path):
-    """An environment in which whatever installs, builds or runs Python leaves its name behind."""
+    """An environment, and the file in which programs that install, build or run Python write their names."""
     programs = tmp_path / "programs"
     programs.mkdir()
     touched = tmp_path / "touched"
@@ -380,7 +380,7 @@ def test_what_the_demo_s_script_takes_its_program_takes(monkeypatch):
 
 
 def setup_sh(root: pathlib.Path, command: str) -> subprocess.CompletedProcess[str]:
-    """A line of bash behind scripts/lib/setup.sh, in a tree of the test's own."""
+    """Runs a line of bash after sourcing scripts/lib/setup.sh, in a tree of the test's own."""
     script = f'set -euo pipefail; ROOT="$1"; source "{LIB / "setup.sh"}"; {command}'
     return subprocess.run(["bash", "-c", script, "bash", str(root)], capture_output=True, text=True)
 
@@ -393,7 +393,7 @@ def test_the_virtual_environment_knows_package_and_programs(tmp_path):
     program.write_text("#!/bin/sh\nexit 7\n")
     program.chmod(0o755)
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / ".venv")], check=True)
-    for _ in range(2):  # a second time finds it done
+    for _ in range(2):  # a second call changes nothing
         done = setup_sh(tmp_path, "link_venv")
         assert done.returncode == 0, done.stderr
     seen = subprocess.run(

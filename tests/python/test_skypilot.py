@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The decorators as SkyPilot's guide uses them, over the fake library."""
+"""The decorators, used as in SkyPilot's guide, over the fake library."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def training():
 
 
 def forget(folder):
-    """As on a machine that replaces the lost one."""
+    """Removes the folder's files, as on a machine that replaces a lost one."""
     for path in folder.iterdir():
         path.unlink()
 

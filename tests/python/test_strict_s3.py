@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The strict S3 server of tests/storage/s3/server: what it accepts, and what it refuses. Signatures are
-in test_strict_s3_signatures.py."""
+"""The strict S3 server of tests/storage/s3/server: what it accepts, and what it refuses.
+test_strict_s3_signatures.py tests signatures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from strict_s3_client import (
     raw,
 )
 
-sys.path.append(str(SERVER))  # behind all else: its modules have short names
+sys.path.append(str(SERVER))  # at the end, because its modules have short names
 
 import checksums  # noqa: E402
 
@@ -421,7 +421,7 @@ def test_what_a_part_is_refused_for(server):
 
     assert code("0") == code("10001") == code("one") == "InvalidArgument"
     assert code(upload="none") == "NoSuchUpload"
-    assert code() == "InvalidRequest"  # without the checksum that the upload was begun with
+    assert code() == "InvalidRequest"  # the upload was begun with a checksum, which this part does not have
     assert code(x_amz_checksum_crc32="AAAAAA==") == "InvalidRequest"
     assert code(upload=plain, x_amz_checksum_crc32c=crc(b"x")) == "InvalidRequest"
     assert code(x_amz_checksum_crc32c=crc(b"y")) == "BadDigest"
@@ -497,7 +497,7 @@ def test_an_early_refusal_reaches_a_client_that_goes_on_sending(server, s3):
 
 
 def test_an_object_that_is_replaced_while_it_is_read_stays_as_it_was(server, s3):
-    size = 24 << 20  # more than the sockets hold
+    size = 24 << 20  # more than the sockets' buffers hold
     s3("PUT", "/one/a", body=b"a" * size)
     sock, file = raw(server)
     sock.sendall(head(s3, "GET", "/one/a"))
@@ -534,7 +534,7 @@ def test_malformed_requests_end_the_connection(server):
     sock.sendall(b"POST /_sts/ HTTP/1.1\r\nhost: a\r\n\r\n")
     assert answer(file)[0] == 411
     sock.close()
-    # A head that ends early is no request.
+    # A head that ends early does not count as a request.
     count = server.control("state")["requests"]
     sock, file = raw(server)
     sock.sendall(b"GET /one/a HTTP/1.1\r\nhost: a\r\n")
@@ -582,7 +582,7 @@ def test_options_for_benches_and_limits():
     assert reply.status == 200 and reply.headers["etag"] != f'"{hashlib.md5(data).hexdigest()}"'
     assert s3("HEAD", "/one/a").headers["content-length"] == str(len(data))
     assert s3("GET", "/one/a").status == 501
-    wrong = {"x-amz-checksum-crc32c": value, "content-md5": md5(b"")}  # one that is sent is verified
+    wrong = {"x-amz-checksum-crc32c": value, "content-md5": md5(b"")}  # an MD5 that is sent is verified
     assert s3("PUT", "/one/a", headers=wrong, body=data).code == "BadDigest"
     assert Client(server.port)("PUT", "/one/b", body=bytes(1000001)).status == 507
     state = server.control("state")
@@ -621,7 +621,7 @@ def test_google_s_dialect():
     assert reply.code == "AccessDenied"
     other = fresh(server, region="auto", secret="other")
     assert other("GET", "/one/a", google=True).code == "SignatureDoesNotMatch"
-    assert s3("GET", "/one/a").status == 200  # S3's signatures are good there too
+    assert s3("GET", "/one/a").status == 200  # S3's signatures are also accepted
     assert s3("PUT", "/one/c", headers={"if-none-match": "*"}, body=b"").code == "NotImplemented"
     s3.connection.close()
     server.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The strict S3 server's faults, and its places that give temporary credentials."""
+"""The strict S3 server's faults, and its services that give temporary credentials."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ running, server, s3 = strict_s3_client.running, strict_s3_client.server, strict_
 
 
 def broken(client, *arguments, **members):
-    """The request's connection ends without an answer; the exception."""
+    """Checks that the request's connection ends without an answer; returns the exception."""
     with pytest.raises((ConnectionError, http.client.HTTPException)) as caught:
         client(*arguments, **members)
     return caught.value
@@ -95,7 +95,7 @@ def test_fault_stall_and_slow(server, s3):
     begun = time.monotonic()
     assert s3("PUT", "/one/a", body=bytes(1000)).status == 200
     assert time.monotonic() - begun >= 0.19
-    # Nobody else waits.
+    # Other requests do not wait.
     server.fault("stall", seconds=60, match={"key": "stalled"})
     sock, _ = raw(server)
     sock.sendall(head(s3, "GET", "/one/stalled"))
@@ -205,7 +205,7 @@ def test_fault_refuse_continue(server, s3):
     assert answer(file)[0] == 200
 
 
-# Places that give credentials
+# Services that give credentials
 
 
 def plain(server, method, path, headers=None, body=None):
@@ -241,7 +241,7 @@ def test_instance_metadata(server):
         check_served(server, document)
     assert plain(server, "GET", "/_imds/latest/meta-data/placement/region", header)[1].decode() == REGION
     assert plain(server, "GET", "/_imds" + path + "nobody", header)[0] == 404
-    # Those that have expired are followed by new ones, unless a test wants otherwise.
+    # Expired credentials are replaced by new ones, unless a test sets otherwise.
     server.control("credentials", {"expire": True, "access_key": document["AccessKeyId"]})
     renewed = json.loads(plain(server, "GET", "/_imds" + path + role, header)[1])
     assert renewed["AccessKeyId"] != document["AccessKeyId"]
@@ -293,7 +293,7 @@ def test_connections_that_hang_or_are_dropped_touch_no_other(server):
     hanging.sendall(head(fresh(server), "GET", "/one/a"))
     assert fresh(server)("GET", "/one/a").status == 404
     server.control("reset", {})
-    # Its request was never read, so that the end is a reset.
+    # The server did not read the request, so closing the connection resets it.
     with pytest.raises(ConnectionResetError):
         file.read(1)
     server.control("settings", {"drop_connections": 1})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whom the strict S3 server believes: signatures, session tokens, signed payloads."""
+"""The strict S3 server's authentication: signatures, session tokens, signed payloads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_signed_request_is_accepted_whatever_the_key(s3):
 
 
 def test_the_published_example_has_the_published_signature():
-    """ "GET Object" of Amazon's examples for S3's Signature Version 4: by the server's own functions."""
+    """The server's own functions with "GET Object" of Amazon's examples for S3's Signature Version 4."""
     import http1
     import signature
 
