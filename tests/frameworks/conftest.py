@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training programs over real libraries, real ranks and real daemons: what `scripts/test --frameworks` runs.
+"""Training programs with real libraries, ranks and daemons; `scripts/test --frameworks` runs these tests.
 
 A test starts daemons with `cluster` (tests/e2e), and a program of tests/frameworks/programs or examples with
-`train`. A program says what it has to say by `REPORT` (report.py), a file of JSON lines for each rank.
+`train`. A program writes results to the directory REPORT (report.py): a file of JSON lines for each rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from harness import WAIT_S, Cluster, environment  # noqa: E402
 
 
 def _of_e2e(name: str) -> Any:
-    """A fixture of tests/e2e/conftest.py, whose module has this one's name."""
+    """A fixture of tests/e2e/conftest.py, which is loaded under another name, since this file is also
+    `conftest`."""
     spec = importlib.util.spec_from_file_location("e2e_conftest", E2E / "conftest.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules.get("e2e_conftest") or importlib.util.module_from_spec(spec)
@@ -43,7 +44,7 @@ own_store = _of_e2e("own_store")
 
 @dataclass
 class Run:
-    """What a program did."""
+    """The result of a program."""
 
     status: int  # its exit status, or torchrun's; negative: the signal that ended it
     output: str
@@ -54,28 +55,27 @@ class Run:
         return self
 
     def killed(self) -> Run:
-        """A rank was killed: nothing in the program ran to its end."""
+        """Checks that a rank was killed, so the program did not end normally."""
         by_torchrun = self.status == 1 and "SIGKILL" in self.output
         assert self.status == -9 or by_torchrun, self.output[-8000:]
         return self
 
     def losses(self, rank: int = 0) -> dict[int, str]:
-        """What each step computed, to the bit; a step that was computed twice is what it was the last
-        time."""
+        """The exact loss of each step; of a step that was computed twice, the last one."""
         return {each["step"]: each["loss"] for each in self.reports[rank] if "loss" in each}
 
     def one(self, key: str, rank: int = 0) -> Any:
-        """The last value that was reported of this name."""
+        """The last value that was reported under this name."""
         return [each[key] for each in self.reports[rank] if key in each][-1]
 
 
 @pytest.fixture
 def train(tmp_path: pathlib.Path) -> Callable[..., Run]:
     """train(nodes, "hf.py", "--option", ranks=2, MY_VARIABLE="1") runs a program to its end: rank r on node
-    r, and again from the first.
+    r modulo the number of nodes.
 
-    The working directory is the test's, the same for all runs of the test, so that what a library leaves on
-    disk is found again; nodes=None: no daemons, what a library does alone."""
+    All runs of a test have the same working directory, so that they find the files that a library left there.
+    nodes=None: without daemons, for the library alone."""
     runs = 0
 
     def run(

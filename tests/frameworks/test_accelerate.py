@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accelerate: killed with -9, its node lost with its memory, and resumed, a loop computes what it would
-have."""
+"""Accelerate: a loop is killed, and its node is lost with its memory. After resuming it computes the same as
+an uninterrupted loop."""
 
 from __future__ import annotations
 

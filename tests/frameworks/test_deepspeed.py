@@ -15,7 +15,7 @@ def test_a_killed_world_goes_on_to_the_bit(cluster, train, tmp_path, stage):
     whole = train(cluster(2, job="whole"), "ds.py", **settings).ok()
     assert whole.one("path") is None
     nodes = cluster(2)
-    # DeepSpeed's file `latest` of the other job is still there, and names nothing.
+    # The other job's file `latest` is still there; this job does not have the step that it names.
     killed = train(nodes, "ds.py", **settings, DIE_AT="4").killed()
     assert killed.one("path") is None and max(killed.losses()) == 4
     (tmp_path / "checkpoints" / "latest").unlink()  # nothing on disk is needed
@@ -47,7 +47,7 @@ def test_what_is_exported_is_deepspeeds_own_checkpoint(cluster, train, tmp_path)
     weights = get_fp32_state_dict_from_zero_checkpoint(str(own), "global_step3")
     assert sorted(weights) == ["0.bias", "0.weight", "1.bias", "1.weight", "3.bias", "3.weight"]
 
-    # And DeepSpeed goes on from it where there is no Ropeteam.
+    # DeepSpeed without Ropeteam can resume from it, too.
     (own / "latest").write_text("global_step3")
     with_it = train(nodes, "ds.py", **settings, STEPS="4").ok()
     alone = train(None, "ds.py", **settings, STEPS="4", ALONE=str(own)).ok()

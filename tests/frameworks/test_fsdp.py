@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model that is sharded by FSDP2, under each library that does that: each rank saves its own part. Killed
-with -9, a node lost with its memory, and resumed, it computes what it would have; other numbers of ranks find
-all of it."""
+"""A model sharded by FSDP2, with each library that supports it: each rank saves its own part. After a rank
+was killed and a node lost with its memory, training resumes and computes the same. Other numbers of ranks
+load the whole state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 class Library:
     program: tuple[str, ...]
     alone: tuple[str, ...]  # how the program is called without Ropeteam
-    kill: int  # in the step after one that was saved
+    kill: int  # the step in which it is killed, after a saved one
     options: dict[str, Any]
     others: int  # another number of ranks
 
@@ -37,7 +37,7 @@ def library(request) -> Library:
 
 
 def killed_after_a_save(nodes, train, library: Library, tmp_path):
-    """Two ranks on two nodes. The first one is lost with its memory, and another takes its place."""
+    """Kills two ranks on two nodes. The first node is lost with its memory, and a new one replaces it."""
     how = {"OPTIONS": json.dumps(library.options), "RESUME": "1", "ROPE": '{"log_file": "log-{rank}"}'}
     killed = train(nodes, *library.program, KILL=str(library.kill), ranks=2, **how).killed()
     for rank in range(2):
@@ -50,7 +50,7 @@ def killed_after_a_save(nodes, train, library: Library, tmp_path):
 
 
 def wholes(run) -> dict[int, tuple[str, str]]:
-    """What all ranks had together after each step: weights, and the optimizer's state."""
+    """The digests of the whole state after each step: weights, and the optimizer's state."""
     reports = (each for each in run.reports[0] if "whole_at" in each)
     return {each["whole_at"]: (each["weights"], each["rest"]) for each in reports}
 
@@ -80,7 +80,7 @@ def test_another_number_of_ranks_goes_on(cluster, train, library, tmp_path):
     assert resumed.one("begins_at") == step
     assert wholes(resumed)[step] == wholes(killed)[step]
     assert max(resumed.losses()) > step
-    if library.program[0] == "hf.py":  # the parts that the other ranks kept do not fit
+    if library.program[0] == "hf.py":  # the best step's parts were kept by another number of ranks
         best = resumed.one("best_step")
         assert best < step and resumed.one("best_weights") == wholes(killed)[best][0]
         assert "save_total_limit=2 is not in effect on storage: ranks of another mesh" in killed.output
@@ -99,7 +99,7 @@ def test_fsdp1_is_refused_with_what_to_set(tmp_path, monkeypatch):
 
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
     trainer = Trainer(model=torch.nn.Linear(1, 1), args=args, train_dataset=[])
-    trainer.is_fsdp_enabled = True  # as with "version": 1 on a machine with GPUs
+    trainer.is_fsdp_enabled = True  # as "version": 1 sets it on a machine with GPUs
     with pytest.raises(Unsupported, match='"fsdp_version": 2'):
         RopeteamCallback().attach(trainer)
     with pytest.raises(Unsupported, match="use ModelParallelStrategy"):

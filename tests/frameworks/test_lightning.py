@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch Lightning: killed with -9, its node lost with its memory, and resumed, it computes what it would
-have."""
+"""PyTorch Lightning: training is killed, and its node is lost with its memory. After resuming it computes the
+same as uninterrupted training."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness import ROOT
 pytest.importorskip("lightning", reason="lightning is not installed")
 
 
-#: Ranks, the step in which it is killed, options. Of two ranks each has 6 steps an epoch.
+#: Ranks, the step in which it is killed, options. With two ranks an epoch has 6 steps.
 CASES = {
     "async": (1, 7, {"async": True}),
     "2 ranks": (2, 5, {}),
@@ -46,7 +46,7 @@ def test_a_training_that_is_killed_resumes_to_the_bit(cluster, train, case):
 
 
 def test_weights_alone_are_committed_too(cluster, train):
-    """Lightning calls no hook of a callback's for them."""
+    """For weights alone Lightning calls no hook of a callback."""
     done = train(cluster(2), "pl.py", ranks=2, OPTIONS='{"weights_only": true}').ok()
     assert [done.one("stats", rank)["committed"] for rank in (0, 1)] == [10, 10]
 

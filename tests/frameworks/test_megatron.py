@@ -44,7 +44,7 @@ def test_other_parallel_sizes_load(cluster, train):
     alone.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     refused = train(nodes, "mc.py", **alone)
     assert refused.status != 0 and "concat=True" in refused.output
-    # As one rank, which saves what it has put together, and back as two parts of it.
+    # One rank loads the two parts concatenated and saves them; then two ranks load their parts of that.
     assert train(nodes, "mc.py", **alone, CONCAT="1").ok().one("start") == 2
     again = train(nodes, "mc.py", **parallel, STEPS="4", CONCAT="1").ok()
     for rank in range(2):

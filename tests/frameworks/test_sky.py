@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/skypilot.yaml, read by SkyPilot itself. It asks no cloud for anything."""
+"""SkyPilot reads examples/skypilot.yaml. No cloud is used."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import subprocess
 import pytest
 from harness import ROOT, WAIT_S, clean_environment
 
-# SkyPilot cannot be installed beside the training libraries.
+# SkyPilot needs an environment of its own, since it cannot be installed together with the training libraries.
 PYTHON = pathlib.Path(os.environ.get("ROPETEAM_SKY_VENV", ROOT / "build" / "sky-venv")) / "bin" / "python"
 
-# It writes below the home directory that it finds when it is imported.
+# Runs in a process with a temporary HOME, since SkyPilot writes below the home directory.
 ASK = """if True:
     import json, sys
     import sky, yaml

@@ -29,6 +29,6 @@ def test_the_export_at_the_end_is_torchtitans_and_a_step_can_be_chosen(cluster, 
     nodes = cluster(2)
     first = train(nodes, "tt.py", ranks=2, STEPS="3", LAST="1").ok()
     assert (tmp_path / "checkpoint" / "step-3" / ".metadata").is_file()
-    # The model alone is in it, so the newest step to go on from is the one before.
+    # It contains only the model, so training can resume only from the step before.
     again = train(nodes, "tt.py", ranks=2, STEPS="3", LOAD="2").ok()
     assert again.one("start") == 2 and again.one("weights") == first.one("weights")

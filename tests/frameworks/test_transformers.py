@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hugging Face's Trainer: killed with -9, its node lost with its memory, and resumed, it computes what it
-would have."""
+"""Hugging Face's Trainer: training is killed, and its node is lost with its memory. After resuming it computes the same
+as uninterrupted training."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from harness import ROOT, WAIT_S, ask, wait_until
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-#: The best step is an early one.
+#: With this the best step is an early one.
 WORST_IS_BEST = json.dumps({"greater_is_better": True})
 PLAIN = {"eval_strategy": "no", "load_best_model_at_end": False, "metric_for_best_model": None}
 
 
 def same(resumed, whole, rank: int = 0) -> None:
-    """To the bit: the losses and gradients of each step, the weights, the optimizer, and what the evaluations
-    found."""
+    """Checks that these are bit-identical: the losses and gradients of each step, the weights, the optimizer, and the
+    losses of the evaluations."""
     steps = {each["step"]: each for each in whole.reports[rank] if "loss" in each}
     again = {each["step"]: each for each in resumed.reports[rank] if "loss" in each}
     assert max(again) == max(steps) and all(again[step] == steps[step] for step in again)
@@ -33,7 +33,7 @@ def saved_steps(path) -> list[int]:
 
 
 def lose(nodes, ordinal: int = 0) -> None:
-    """The node with its memory; another one takes its place."""
+    """The node is lost with its memory, and a new one replaces it."""
     nodes[ordinal].kill(drop_memory=True)
     nodes[ordinal].start()
     nodes.wait_members()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README's `pip install .`, which compiles: too long for the whole suite.
+"""README's `pip install .` compiles, which takes too long for the whole suite.
 
-tests/e2e/test_install.py has the wheel of a finished build."""
+tests/e2e/test_install.py tests a wheel of a finished build."""
 
 from __future__ import annotations
 

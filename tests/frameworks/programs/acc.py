@@ -51,8 +51,8 @@ models = [network(), network()] if OPTIONS["gan"] else [network()]
 optimizers = [torch.optim.AdamW(each.parameters(), 1e-2) for each in models]
 schedulers = [torch.optim.lr_scheduler.StepLR(each, 2, 0.5) for each in optimizers]
 data = torch.utils.data.TensorDataset(torch.randn(64, 8, generator=torch.Generator().manual_seed(1)))
-# A generator of its own: else each new iterator takes a number from torch's, and a resumed epoch has one more
-# of them.
+# The loader has its own generator. Without it, each new iterator takes a number from torch's generator, and a
+# resumed epoch has one more iterator.
 loader = torch.utils.data.DataLoader(
     data, batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(2)
 )

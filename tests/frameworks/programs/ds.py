@@ -63,7 +63,7 @@ if stage == 0:
 else:
     named = dict(engine.module.named_parameters())
     state = {name: safe_get_full_fp32_param(each) for name, each in named.items()}
-    if start < steps:  # without a step DeepSpeed does not give what it has loaded
+    if start < steps:  # DeepSpeed does not return loaded optimizer state before a step
         for key in ("exp_avg", "exp_avg_sq"):
             state[key] = {name: safe_get_full_optimizer_state(each, key) for name, each in named.items()}
 report(state=digest(state), scheduler=digest(engine.lr_scheduler.state_dict()))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accelerate 1.15 shards on accelerators only. On a machine without one it accepts an FSDP plugin and does
-not shard, without a warning. Call apply() before an Accelerator is made: then it shards here too, by gloo."""
+"""Accelerate 1.15 shards only on accelerators. On a machine without one it accepts an FSDP plugin, but does
+not shard and does not warn. If apply() is called before an Accelerator is created, it shards here by gloo."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Trainer on a small random model with tied weights and a tokenizer. What the trained model computes goes
-to the file logits.pt."""
+"""A Trainer on a small random model with tied weights and a tokenizer. The trained model's logits are written
+to logits.pt."""
 
 from __future__ import annotations
 

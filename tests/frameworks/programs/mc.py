@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Megatron-Core on CPU: a GPT of 2 layers with Megatron's DDP and optimizer. WAY: "easy", EasyCkpt's calls,
-or "strategy", dist_checkpointing's own save() and load()."""
+"""Megatron-Core on CPU: a GPT of 2 layers with Megatron's DDP and optimizer. WAY is "easy" for EasyCkpt's
+calls, or "strategy" for dist_checkpointing's own save() and load()."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def main() -> None:
     client = ropeteam.torch.open_distributed()
     done = 0
     if distributed and client.latest() is not None:
-        train(0)  # without Apex the distributed optimizer does not load before its first step
+        train(0)  # without Apex, the distributed optimizer can load only after its first step
     if way == "easy":
         rm.initialize(client=client)
         done = rm.load_checkpoint([model], optimizer, scheduler, concat=os.environ.get("CONCAT") == "1")
     else:
         rm.register(client)
-        directory = rm.restore(client, f"checkpoints-{RANK}")  # as on nodes that share no disk
+        directory = rm.restore(client, f"checkpoints-{RANK}")  # as on nodes without a shared disk
         if directory is not None:
             loaded = dist_checkpointing.load(state(True), directory, strict="raise_all")
             inner.load_state_dict(loaded["model"])

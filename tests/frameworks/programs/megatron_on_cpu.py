@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few calls of torch.cuda that Megatron-Core 0.16.1 makes without asking, answered on a machine without
-GPUs, so that its models train there. apply() before anything of Megatron's is used."""
+"""Replaces the few torch.cuda functions that Megatron-Core 0.16.1 calls unconditionally, so that its models
+train on a machine without GPUs. Call apply() before using Megatron."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def apply() -> None:
         return
     cuda = torch.cuda
     cuda.current_device = lambda: "cpu"
-    cuda.synchronize = lambda *arguments, **options: None  # one for each: torch.compile tells them apart
+    cuda.synchronize = lambda *arguments, **options: None  # separate lambdas: torch.compile distinguishes them
     cuda.set_device = lambda *arguments: None
     cuda.device_count = lambda: 1
     cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()

@@ -65,7 +65,7 @@ class Told(lightning.Callback):
         self.tell_whole(trainer)
         if trainer.global_step == KILL:
             if OPTIONS["async"]:
-                plugin.teardown()  # Lightning's own thread
+                plugin.teardown()  # waits for Lightning's thread
             assert rope.maybe_finalize(blocking=True)
             die()
 

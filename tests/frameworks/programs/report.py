@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For the programs in this folder: import it first. It chooses this rank's daemon, and report() tells the
-test."""
+"""The programs in this folder import this first. It chooses this rank's daemon; report() writes results for
+the test."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if _sockets:
 
 
 def report(**values: Any) -> None:
-    """A line for the test, of this rank; it is kept when the process is killed."""
+    """Writes a line of this rank for the test; the line remains if the process is killed."""
     if "loss" in values:
         values["loss"] = float(values["loss"]).hex()
     with open(os.path.join(os.environ["REPORT"], f"{RANK}.jsonl"), "a") as file:
@@ -28,16 +28,16 @@ def report(**values: Any) -> None:
 
 
 def die() -> None:
-    """As kill -9 of this rank: nothing is closed, nothing is waited for."""
+    """Kills this rank with SIGKILL: nothing is closed or waited for."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end() -> None:
-    """The last line of a program of several ranks: it ends here, without the interpreter's end.
+    """The last call of a program of several ranks: it ends the process without finalizing the interpreter.
 
     A thread of torch's gloo may still hold the tensors of the last collective, and the model's mesh keeps
-    that thread alive after destroy_process_group(). If it lets go of them while the interpreter ends, Python
-    ends the thread inside a destructor, and the process with SIGABRT (pytorch/pytorch#179291)."""
+    that thread alive after destroy_process_group(). If it releases them while the interpreter is finalized,
+    Python ends the thread inside a destructor, and the process ends with SIGABRT (pytorch/pytorch#179291)."""
     if WORLD_SIZE > 1:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -45,7 +45,7 @@ def end() -> None:
 
 
 def report_whole(step: int, model: Any, optimizer: Any) -> None:
-    """What all ranks of a sharded training have together after this step. A collective."""
+    """Reports the whole state of a sharded training after this step. It is a collective call."""
     from torch.utils._pytree import tree_leaves
 
     state = [model.state_dict(), optimizer.state_dict()["state"]]
@@ -56,8 +56,8 @@ def report_whole(step: int, model: Any, optimizer: Any) -> None:
 
 
 def digest(state: Any, whole: bool = False) -> str:
-    """Of tensors and plain values, nested; the same bits give the same digest. whole: of a DTensor all of it,
-    and not this rank's part, which is a collective."""
+    """A digest of nested tensors and plain values; equal bits give equal digests. whole: uses the whole of a
+    DTensor, not only this rank's part; this is a collective call."""
     import torch
 
     found = hashlib.sha256()
