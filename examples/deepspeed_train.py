@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed with its checkpoints in the nodes' memory. On a machine without GPUs, of two ranks:
+"""DeepSpeed with its checkpoints in the nodes' memory. With two ranks on a machine without GPUs:
 
     DS_ACCELERATOR=cpu ropeteam run --memory 1G -- torchrun --standalone --nproc-per-node 2
     examples/deepspeed_train.py
 
-Run it again after it was killed: it goes on where it was.
+If it is killed and run again, it continues from the newest step.
 """
 
 import argparse
@@ -40,7 +40,7 @@ print(f"rank {checkpoints.client.rank} begins behind step {engine.global_steps}"
 
 batches = torch.Generator().manual_seed(checkpoints.client.rank)
 for _ in range(engine.global_steps):
-    torch.randn(16, 32, generator=batches)  # what was trained on already
+    torch.randn(16, 32, generator=batches)  # skips a batch that was trained on already
 while engine.global_steps < options.steps:
     x = torch.randn(16, 32, generator=batches).to(engine.device, torch.bfloat16)
     loss = torch.nn.functional.mse_loss(engine(x), x.roll(1, 1))

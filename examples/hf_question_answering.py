@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extractive question answering with Hugging Face's Trainer, from random weights: SkyPilot's BERT example in
-small, with its checkpoints in the nodes' memory.
+"""Extractive question answering with Hugging Face's Trainer, from random weights: a small version of
+SkyPilot's BERT example, with its checkpoints in the nodes' memory.
 
     ropeteam run --memory 1G -- torchrun --nproc-per-node 2 examples/hf_question_answering.py --output_dir out
 
-Run it again after it was killed: it goes on where it was. The arguments are those of TrainingArguments. The
-contexts are made up: somewhere in each stands a mark, and the answer is what follows it up to the next mark.
+If it is killed and run again, it continues from the newest step. The arguments are those of
+TrainingArguments. The contexts are random words with two marks; the answer is the words between them.
 """
 
 import sys

@@ -3,7 +3,7 @@
 
     ropeteam run --memory 1G -- torchrun --nproc-per-node 2 examples/lightning_train.py --accelerator cpu
 
-Run it again after it was killed: it goes on where it was.
+If it is killed and run again, it continues from the newest checkpoint.
 """
 
 import argparse

@@ -12,7 +12,7 @@ int main(void) {
   ropeteam_view_t* view = NULL;
   if (ropeteam_open(&options, &rope) != ROPETEAM_OK) return fprintf(stderr, "%s\n", ropeteam_last_error()), 1;
   ropeteam_status_t found = ropeteam_latest(rope, &last, 10000);
-  if (found != ROPETEAM_NOT_FOUND && /* something is saved: go on from what rank 0 saved, or not at all */
+  if (found != ROPETEAM_NOT_FOUND && /* a step is saved: continue from rank 0's shard, or end */
       (found != ROPETEAM_OK || ropeteam_view_open(rope, last.step, 0, 10000, &view) != ROPETEAM_OK ||
        ropeteam_view_read(view, "weights", 0, weights, sizeof weights, 10000) != ROPETEAM_OK))
     return fprintf(stderr, "step %lu is not restored: %s\n", (unsigned long)last.step, ropeteam_last_error()),
@@ -24,7 +24,7 @@ int main(void) {
     if (ropeteam_save_begin(rope, step, &need, &save) != ROPETEAM_OK ||
         ropeteam_save_put(save, "weights", weights, sizeof weights) != ROPETEAM_OK ||
         ropeteam_save_commit(save) != ROPETEAM_OK ||
-        ropeteam_wait(rope, step, ROPETEAM_COMMITTED, 10000) != ROPETEAM_OK) /* trouble: train on */
+        ropeteam_wait(rope, step, ROPETEAM_COMMITTED, 10000) != ROPETEAM_OK) /* training continues */
       fprintf(stderr, "step %lu is not safe: %s\n", (unsigned long)step, ropeteam_last_error());
     ropeteam_save_close(save);
   }

@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Trains a small GPT on text of this machine, sharded with FSDP2, every step's checkpoint kept in Ropeteam.
+"""Trains a small GPT on text of this machine, sharded with FSDP2. Every step's checkpoint is kept in
+Ropeteam.
 
     ropeteam run -- torchrun --nproc-per-node 4 examples/train_gpt.py --steps 100 --out /tmp/gpt
 
-Every rank owns another part of the parameters and of the optimizer's state. At start it goes on from the
-newest step that can be loaded, if there is one; the model, the optimizer, the random generators and the
-position in the data all come back, so that a run which was interrupted computes the same losses, to the bit,
-as one which was not. Without ROPETEAM_SOCKET in the environment it trains without checkpoints.
+Each rank has a part of the parameters and of the optimizer's state. At start it loads the newest step, if
+there is one: the model, the optimizer, the random generators and the position in the data. So an interrupted
+run computes bit-identical losses to an uninterrupted one. Without ROPETEAM_SOCKET in the environment it
+trains without checkpoints.
 
-It writes to --out, for each rank, loss.<rank>.txt, one line a step, "<step> <loss as an exact hexadecimal
-float>", and events.<rank>.jsonl, what happened when. Both are appended to by a rank that goes on.
+For each rank it writes two files to --out. loss.<rank>.txt has one line per step, "<step> <loss as an exact
+hexadecimal float>"; events.<rank>.jsonl has events with their times. A rank that resumes appends to both.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from torch.nn import functional as F
 import ropeteam
 import ropeteam.torch
 
-TEXT_BYTES_MIN = 200_000  # less text than this, and the model learns it by heart within a demo
+TEXT_BYTES_MIN = 200_000  # the model would memorize less text within a demo
 TEXT_BYTES_MAX = 1_000_000
 
 
 def find_text() -> tuple[bytes, list[str]]:
-    """Real text that is on the machine, always the same: Debian's licenses, else Python's own sources."""
+    """Text that is the same on each call: Debian's licenses, or if they are too short, Python's own
+    sources."""
     licenses = pathlib.Path("/usr/share/common-licenses")
     stdlib = pathlib.Path(sysconfig.get_paths()["stdlib"])
     candidates = [path for path in sorted(licenses.glob("*")) if path.is_file() and not path.is_symlink()]
@@ -88,7 +90,7 @@ class GPT(nn.Module):
 
 
 class Data:
-    """Windows of the text in an order that only depends on `position`: that number is the whole state."""
+    """Windows of the text, in an order that depends only on `position`, which is the whole state."""
 
     def __init__(self, text: bytes, block: int, batch: int, rank: int, world: int) -> None:
         symbols = sorted(set(text))
@@ -103,7 +105,7 @@ class Data:
         first = self.position + self.rank * self.batch
         self.position += self.world * self.batch
         windows = len(self.tokens) - self.block - 1
-        # A prime stride spreads neighbours over the text.
+        # A prime stride spreads consecutive windows over the text.
         starts = [(first + i) * 7_368_787 % windows for i in range(self.batch)]
         x = torch.stack([self.tokens[s : s + self.block] for s in starts])
         y = torch.stack([self.tokens[s + 1 : s + 1 + self.block] for s in starts])
@@ -111,7 +113,8 @@ class Data:
 
 
 class Log:
-    """Events of one rank as JSON lines, whole at any moment, also when the process is killed."""
+    """Events of one rank as JSON lines. Each line is written at once, so it remains if the process is
+    killed."""
 
     def __init__(self, directory: pathlib.Path, rank: int) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -129,7 +132,7 @@ class Log:
 
 
 class Watcher:
-    """Says, beside training, when each saved step got its copies and when it was committed."""
+    """Logs in a thread when each saved step was replicated and when it was committed."""
 
     TIMEOUT_S = 20.0
 
@@ -158,7 +161,7 @@ class Watcher:
 
 
 class Checkpoints:
-    """The store as training sees it: a place to load from once, and to save to without ever failing."""
+    """Checkpoints for the training loop: it loads once, and a save that fails does not stop training."""
 
     def __init__(self, rope: ropeteam.Client, log: Log) -> None:
         self._rope, self._log, self._stale = rope, log, False
@@ -204,7 +207,7 @@ def open_checkpoints(log: Log) -> Checkpoints | None:
 
 
 def agree(step: int) -> None:
-    """All ranks must go on from the same step; if one could not load, starting over is the only answer."""
+    """Raises an error if the ranks would continue from different steps."""
     steps = [torch.zeros(1, dtype=torch.long) for _ in range(dist.get_world_size())]
     dist.all_gather(steps, torch.tensor([step]))
     if len({int(other) for other in steps}) != 1:
@@ -233,7 +236,7 @@ def train(arguments: argparse.Namespace) -> None:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    torch.manual_seed(arguments.seed + 1 + rank)  # each rank its own dropout
+    torch.manual_seed(arguments.seed + 1 + rank)  # each rank has its own dropout
     digest = hashlib.sha256(text).hexdigest()
     log.event("model", parameters=parameters, text_files=files, text_bytes=len(text), text_sha256=digest)
 
@@ -257,7 +260,7 @@ def train(arguments: argparse.Namespace) -> None:
     if checkpoints:
         checkpoints.finish()
     log.event("finished", step=step)
-    dist.barrier()  # nobody leaves while others still fetch or copy
+    dist.barrier()  # no rank exits while others still fetch or copy
 
 
 def main() -> None:
@@ -274,9 +277,10 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=6)
     parser.add_argument("--dropout", type=float, default=0.1)
     arguments = parser.parse_args()
-    torch.set_num_threads(1)  # a sum split over threads depends on how many there are
+    torch.set_num_threads(1)  # the result of a sum depends on the number of threads
     torch.use_deterministic_algorithms(True)
-    # A collective with a dead rank fails when its connection is reset; the timeout is for what is silent.
+    # A collective fails at once if a dead rank's connection is reset. The timeout is for a rank that does not
+    # answer.
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     try:
         train(arguments)
