@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`ropeteam-bench control` prints its rows, and its model nodes tell the leader what real engines would.
+"""`ropeteam-bench control` prints its rows, and its model nodes send the leader the same as real engines would.
 
     bench_control_test.py PATH_OF_ROPETEAM_BENCH PATH_OF_PLOT_CONTROL
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`ropeteam-bench copy` runs and says what it measured. The figures themselves are not judged.
+"""`ropeteam-bench copy` runs and prints what it measured. The test does not judge the figures.
 
     bench_copy_test.py PATH_OF_ROPETEAM_BENCH
 """
@@ -42,7 +42,7 @@ class BenchCopy(unittest.TestCase):
             baseline = rows["copy/" + row["baseline_name"]]
             self.assertEqual(row["baseline_median"], baseline["median"])
             self.assertEqual(row["median"], rows["copy/fused"]["median"])
-            # The median of the paired ratios lies between the extremes that the samples allow.
+            # The median of the paired ratios is between the smallest and the largest possible ratio.
             self.assertGreaterEqual(row["ratio"], row["min"] / baseline["max"])
             self.assertLessEqual(row["ratio"], row["max"] / baseline["min"])
         for row in rows.values():

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`ropeteam-bench persist` runs with both sinks and prints each row that the documents name. Figures are not judged.
+"""`ropeteam-bench persist` runs with both sinks and prints each row that the docs name. The test does not judge
+figures.
 
     bench_persist_test.py PATH_OF_ROPETEAM_BENCH SOURCE_TREE
 """
@@ -14,7 +15,7 @@ import tempfile
 import unittest
 
 BENCH = SOURCE = None
-# Under a sanitizer a daemon takes seconds to be ready; a run starts five.
+# With a sanitizer a daemon takes seconds to be ready, and a run starts five.
 TIMEOUT_S = 120
 SMALL = ["--size", "2", "--objects", "3", "--runs", "1", "--json"]
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`ropeteam-bench save`, `read`, `recover`, `failover` and `idle` run over real daemons and print each row that the documents
-name. Figures are not judged.
+"""`ropeteam-bench save`, `read`, `recover`, `failover` and `idle` run with real daemons and print each row that the
+docs name. The test does not judge figures.
 
     bench_store_test.py PATH_OF_ROPETEAM_BENCH
 """
@@ -13,9 +13,9 @@ import sys
 import unittest
 
 BENCH = None
-# Under a sanitizer a daemon takes seconds to be ready; a recovery starts five.
+# With a sanitizer a daemon takes seconds to be ready, and a recovery starts five.
 TIMEOUT_S = 120
-# Name: unit, and the baseline that stands beside it.
+# For each row: its unit, and the name of its baseline.
 ROWS = {
     "save": {
         "save/local": ("GB/s", "fused_copy"),

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""`ropeteam-bench transport` runs over what is in the build and says what it measured. Figures are not judged.
+"""`ropeteam-bench transport` runs over the build's fabrics and prints what it measured. The test does not judge
+figures.
 
     bench_transport_test.py PATH_OF_ROPETEAM_BENCH PATH_OF_PLOT_TRANSPORT
 """
@@ -60,7 +61,7 @@ class BenchTransport(unittest.TestCase):
                          ["transport/ofi_put_vs_fi_write", "transport/ofi_put_vs_socket"])
 
     def test_the_other_end_runs_where_a_command_puts_it(self):
-        # env is the shortest command that runs a command; 127.0.0.2 stands for the other machine.
+        # env is a simple command that runs another command; 127.0.0.2 represents the other machine.
         elsewhere = ["--on", "env ROPETEAM_TEST=elsewhere", "--on-address", "127.0.0.2", "--address", "127.0.0.1"]
         result = bench("--fabric", "ofi", "--provider", "tcp;ofi_rxm", "--json", *SMALL, *elsewhere)
         if "without libfabric" in result.stderr:

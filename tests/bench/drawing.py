@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of ropeteam-bench, drawn by a script of scripts/plot-*."""
+"""Checks the scripts/plot-* that draw rows of ropeteam-bench."""
 
 import pathlib
 import subprocess
@@ -7,7 +7,7 @@ import tempfile
 
 
 def check_drawing(test, plot, rows):
-    """That `plot` makes a picture of `rows`, the output of --json. Skips the test where there is no matplotlib."""
+    """Checks that `plot` draws a picture of `rows`, the output of --json. Skips the test without matplotlib."""
     with tempfile.TemporaryDirectory() as directory:
         rows_file = pathlib.Path(directory) / "rows.json"
         rows_file.write_text(rows)

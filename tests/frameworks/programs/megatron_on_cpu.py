@@ -23,7 +23,7 @@ def apply() -> None:
         return
     cuda = torch.cuda
     cuda.current_device = lambda: "cpu"
-    cuda.synchronize = lambda *arguments, **options: None  # separate lambdas: torch.compile distinguishes them
+    cuda.synchronize = lambda *arguments, **options: None  # separate lambdas: torch.compile compares them
     cuda.set_device = lambda *arguments: None
     cuda.device_count = lambda: 1
     cuda.get_rng_state = lambda device="cuda": torch.get_rng_state()
