@@ -1,6 +1,6 @@
-# gRPC and Protobuf, for the folders that include this: ${ropeteam_grpc} to link, and ropeteam_proto().
-# gRPC comes with a CMake package where it was built by CMake (Debian 12), else with pkg-config files. Protobuf has a
-# module.
+# gRPC and Protobuf for the folders that include this file: ${ropeteam_grpc} to link, and ropeteam_proto().
+# gRPC has a CMake package if it was built by CMake (Debian 12), else pkg-config files. CMake has a module for
+# Protobuf.
 find_package(Protobuf REQUIRED)
 find_program(ROPETEAM_GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)
 if(NOT TARGET gRPC::grpc++)
@@ -15,15 +15,15 @@ else()
   set(ropeteam_grpc PkgConfig::ROPETEAM_GRPC)
   set(ropeteam_grpc_version ${ROPETEAM_GRPC_VERSION})
 endif()
-# Before 1.37 the callback API has no threads of its own: it compiles, and then nothing ever moves. Ubuntu 22.04's 1.30
-# is such a one.
+# Before 1.37 (Ubuntu 22.04 has 1.30) the callback API has no threads of its own: the code compiles, but its
+# calls never make progress.
 set(ropeteam_grpc_version_min 1.37)
 if(ropeteam_grpc_version AND ropeteam_grpc_version VERSION_LESS ropeteam_grpc_version_min)
   message(FATAL_ERROR "gRPC ${ropeteam_grpc_version} is too old, ${ropeteam_grpc_version_min} is needed: "
                       "build a newer one and name it with CMAKE_PREFIX_PATH")
 endif()
 
-# ropeteam_proto(TARGET STEM): a library of the messages and services in STEM.proto.
+# ropeteam_proto(TARGET STEM): adds a library of the messages and services in STEM.proto.
 function(ropeteam_proto target stem)
   set(generated ${CMAKE_CURRENT_BINARY_DIR}/generated)
   set(out ${generated}/${stem})
@@ -34,7 +34,7 @@ function(ropeteam_proto target stem)
             --plugin=protoc-gen-grpc=${ROPETEAM_GRPC_CPP_PLUGIN} ${PROJECT_SOURCE_DIR}/${stem}.proto
     DEPENDS ${PROJECT_SOURCE_DIR}/${stem}.proto
     VERBATIM)
-  # Generated code has warnings of its own, which are not ours to repair.
+  # Generated code has warnings that we cannot fix, so it is not a ropeteam_target().
   add_library(${target} STATIC ${out}.pb.cc ${out}.grpc.pb.cc)
   target_include_directories(${target} SYSTEM PUBLIC ${generated})
   target_link_libraries(${target} PUBLIC ${ropeteam_grpc} protobuf::libprotobuf)

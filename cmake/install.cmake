@@ -1,7 +1,8 @@
-# cmake --install BUILD --prefix DIR: the programs, the library with its header, and the Python package, laid out so that
-# each finds the others wherever DIR is: programs by their own place (api/cli/programs.cc), the bench its library by a
-# relative run path, the package its library two folders up (api/python/ropeteam/_native.py).
-# Component "wheel": what pyproject.toml puts into ropeteam/ of a wheel. A wheel has no symbolic links, so the library is one file there.
+# cmake --install BUILD --prefix DIR installs the programs, the library with its header, and the Python
+# package. They find each other in any DIR: programs by their own path (api/cli/programs.cc), the bench its
+# library by a relative run path, and the package its library two folders up (api/python/ropeteam/_native.py).
+# Component "wheel": the files that pyproject.toml puts into ropeteam/ of a wheel. A wheel cannot contain
+# symbolic links, so the library is one file there.
 include(GNUInstallDirs)
 
 foreach(program ropeteamd ropeteam-cli ropeteam-bench)

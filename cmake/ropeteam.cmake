@@ -1,4 +1,4 @@
-# Helpers shared by every component. Warnings are errors on our targets only, never on what we include.
+# Helpers for every component. Warnings are errors for our targets only, not for third-party code.
 
 find_program(ROPETEAM_CCACHE ccache)
 if(ROPETEAM_CCACHE)
@@ -11,38 +11,44 @@ if(ROPETEAM_SANITIZE)
   add_link_options(-fsanitize=${ROPETEAM_SANITIZE})
 endif()
 
-# ropeteam_target(NAME): our warnings and the repository root as include path, so that every include names its component.
+# ropeteam_target(NAME): sets our warnings, and the repository root as include path, so that every include
+# names its component.
 function(ropeteam_target name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
-  # g++ is the compiler that the warnings are kept to; clang, which builds the fuzz targets, has others in each version.
+  # Warnings are errors with g++ only. clang, which builds the fuzz targets, has other warnings in each
+  # version.
   target_compile_options(${name} PRIVATE -Wall -Wextra $<$<CXX_COMPILER_ID:GNU>:-Werror>
     $<$<COMPILE_LANGUAGE:CXX>:-Wconversion> $<$<COMPILE_LANGUAGE:CXX>:-Wno-sign-conversion>)
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    # GCC 12 sees overlaps in std::string's operator+ that are not there (GCC bug 105651).
+    # GCC 12 warns wrongly of overlaps in std::string's operator+ (GCC bug 105651).
     target_compile_options(${name} PRIVATE -Wno-restrict)
   endif()
   if(ROPETEAM_SANITIZE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # Under the sanitizers GCC 12 takes members of inactive std::variant alternatives for uninitialised reads.
+    # With sanitizers GCC warns wrongly that members of inactive std::variant alternatives are read
+    # uninitialized.
     target_compile_options(${name} PRIVATE -Wno-maybe-uninitialized)
   endif()
   if(ROPETEAM_SANITIZE MATCHES "thread")
-    # libstdc++'s std::atomic_thread_fence is not modelled by the thread sanitizer; our fences order against DMA only.
+    # GCC warns that the thread sanitizer does not model std::atomic_thread_fence. Our fences only order
+    # against DMA.
     target_compile_options(${name} PRIVATE -Wno-error=tsan)
   endif()
 endfunction()
 
-# ropeteam_library(NAME SOURCES...): one static library per component.
+# ropeteam_library(NAME SOURCES...): adds a static library.
 function(ropeteam_library name)
   add_library(${name} STATIC ${ARGN})
   ropeteam_target(${name})
 endfunction()
 
-# ropeteam_compile_quickly(NAME): for programs that run once or mostly wait. Optimising takes a third of the compile time.
+# ropeteam_compile_quickly(NAME): for programs that run once or mostly wait. Full optimization takes a third
+# of the compile time.
 function(ropeteam_compile_quickly name)
   target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
-# ropeteam_test(NAME SOURCES... LIBS libs... [TIMEOUT seconds]): a GoogleTest binary whose cases ctest counts one by one.
+# ropeteam_test(NAME SOURCES... LIBS libs... [TIMEOUT seconds]): adds a GoogleTest binary; each case is a test
+# of ctest.
 function(ropeteam_test name)
   cmake_parse_arguments(T "" "TIMEOUT" "LIBS" ${ARGN})
   if(NOT T_TIMEOUT)
@@ -53,8 +59,8 @@ function(ropeteam_test name)
   ropeteam_compile_quickly(${name})
   target_link_libraries(${name} PRIVATE ${T_LIBS} GTest::gmock GTest::gtest_main Threads::Threads)
   if(ROPETEAM_SANITIZE MATCHES "thread")
-    # UCX watches madvise() with locks that the thread sanitizer follows, also where glibc gives back the stack of a
-    # thread that the sanitizer has forgotten already: a crash at the end of any thread.
+    # UCX intercepts madvise() with locks that the thread sanitizer tracks. At the end of a thread glibc calls
+    # madvise() for its stack after the sanitizer has deleted the thread's state, which crashes.
     set_target_properties(${name} PROPERTIES CROSSCOMPILING_EMULATOR "env;UCX_MEM_EVENTS=n")
   endif()
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${T_TIMEOUT})
