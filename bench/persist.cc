@@ -104,7 +104,8 @@ class Job {
     double saves = 0;
     milliseconds();  // touches the memory of its chunks
     while (off_first && off.size() < off_count) off.push_back(milliseconds());
-    // Persist() returns once the step is being written. Before that, a newer save might release its copies.
+    // Persist() returns once every node has recorded the request: a newer save then cannot release its
+    // copies.
     const uint64_t persisted = SaveCommitted();
     rank_->Persist(persisted);
     while (true) {
