@@ -79,10 +79,9 @@ def _clusters(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
     for made in clusters:
         for node in made.nodes:
             if node.process is not None:
-                status = node.process.poll()
-                if status is None:
-                    status = node.stop()
-                if status != 0:
+                by_itself = node.process.poll()
+                status = node.stop() if by_itself is None else by_itself
+                if status != 0 or by_itself is not None:
                     died.append(f"{node.name} ended with {status}; its log:\n{node.log_text()[-4000:]}")
         shutil.rmtree(made.directory, ignore_errors=True)
         shutil.rmtree(made.arenas, ignore_errors=True)

@@ -180,7 +180,6 @@ class Daemon:
     options: list[str]
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
-    expected_end: bool = True
     members_seen: list[int] = field(default_factory=list)
     moved_to: str = ""  # if set: the address that it listens on
 
@@ -237,7 +236,6 @@ class Daemon:
                 start_new_session=True,
             )
         os.close(writer)
-        self.expected_end = False
         try:
             if wait and not (select.select([reader], [], [], WAIT_S)[0] and os.read(reader, 4096)):
                 pytest.fail(f"{self.name} did not become ready; its log:\n{self.log_text()}")
@@ -257,7 +255,6 @@ class Daemon:
 
     def _end(self, number: int) -> int:
         assert self.process is not None, f"{self.name} does not run"
-        self.expected_end = True
         self.process.send_signal(number)
         try:
             status = self.process.wait(WAIT_S)

@@ -143,7 +143,7 @@ def test_bad_chunks_of_both_kinds_are_found_and_repaired(cluster):
 
 def refused(node: Daemon, said: str) -> None:
     node.start(wait=False)
-    process, node.process, node.expected_end = node.process, None, True
+    process, node.process = node.process, None
     assert process.wait(WAIT_S) != 0
     assert said in node.log_text()
 

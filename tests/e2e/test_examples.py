@@ -115,7 +115,6 @@ def test_the_pytorch_quick_start_trains_to_its_end_when_no_save_finds_room(clust
 
 def test_the_pytorch_quick_start_trains_to_its_end_when_its_daemon_dies_for_good(cluster, tmp_path):
     (node,) = cluster(1).nodes
-    node.expected_end = True
     done = run_quickstart(
         node,
         tmp_path,

@@ -45,7 +45,7 @@ def test_storage_keeps_total_limit_unless_the_daemons_say_otherwise(cluster, mon
     from ropeteam import InvalidArgument, Level
     from ropeteam.accelerate import Accelerator
 
-    def steps_after_four_saves(flags: list[str], **options) -> list[str]:
+    def await_after_four_saves(expected: list[str], flags: list[str], **options) -> None:
         storage = tmp_path / f"storage-{len(flags)}"
         storage.mkdir()
         (node,) = cluster(1, options=["--storage", str(storage), *flags]).nodes
@@ -56,18 +56,21 @@ def test_storage_keeps_total_limit_unless_the_daemons_say_otherwise(cluster, mon
         for step in range(4):
             accelerator.save_state()
             accelerator._opened().wait(step, Level.PERSISTED)
-        found = storage.glob
-        wait_until(lambda: len(list(found("*/step-*"))) < 4, "the oldest to be deleted")
-        accelerator.end_training()
-        return sorted(path.name[5:15].lstrip("0") for path in found("*/step-*"))
 
-    assert steps_after_four_saves([]) == ["2", "3"]
+        def steps() -> list[str]:
+            return sorted(path.name[5:15].lstrip("0") for path in storage.glob("*/step-*"))
+
+        wait_until(lambda: steps() == expected, "the older steps to be deleted")
+        accelerator.end_training()
+        assert steps() == expected
+
+    await_after_four_saves(["2", "3"], [])
     assert caplog.text == ""
-    assert steps_after_four_saves(["--keep-on-storage", "3"]) == ["1", "2", "3"]
+    await_after_four_saves(["1", "2", "3"], ["--keep-on-storage", "3"])
     refused = "keep_on_storage 2, this job's daemons were started with --keep-on-storage 3"
     assert f"total_limit=2 is not in effect on storage: {refused}" in caplog.text
     with pytest.raises(InvalidArgument, match="persist_every 7, .* started with --persist-every 5"):
-        steps_after_four_saves(["--persist-every", "5", "--keep-within", "1h"], storage_every=7)
+        await_after_four_saves([], ["--persist-every", "5", "--keep-within", "1h"], storage_every=7)
 
 
 def test_what_cannot_be_saved_is_refused(cluster, monkeypatch):
