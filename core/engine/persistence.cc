@@ -196,13 +196,16 @@ void Persistence::OnConfirmed(const Status& status) {
   refused_.clear();
   run_->confirm_at = context_.now + kHoldAgainUs;
   run_->confirm_after = kHoldRetryUs;
+  if (regained) {
+    run_->trouble.clear();
+    run_->progress_at = context_.now;
+  }
   if (run_->phase == Run::Phase::kHold) {
     LOG_INFO("%s is being persisted", run_->step.id.ToString().c_str());
     return BeginPhase(Run::Phase::kName);
   }
   if (run_->phase == Run::Phase::kManifest) return PutManifest();
   if (!regained) return;
-  run_->trouble.clear();
   run_->orders_due = context_.now;
   GiveOrders();
 }
@@ -546,22 +549,27 @@ void Persistence::OnTimer() {
   if (prune_at_ <= context_.now) Prune();
   if (!run_) return;
   if (!run_->confirming && run_->confirm_at <= context_.now) Confirm();
-  const bool needs_hold = run_->confirming && (!run_->held || run_->phase == Run::Phase::kManifest);
-  if (needs_hold && !hold_.trouble().empty() && run_->trouble != hold_.trouble()) HaveTrouble(hold_.trouble());
   if (run_->orders_due <= context_.now) RepeatOrders();
   if (look_at_ > context_.now) return;
   look_at_ = context_.now + kRetryUs;
   if (!run_->homeless.empty()) LookAtHomeless();
   // Without a failure, storage is slow but not stuck.
-  const bool stuck = run_ && !run_->trouble.empty() && run_->progress_at + kStuckUs <= context_.now;
+  const std::string trouble = RunTrouble();
+  const bool stuck = !trouble.empty() && run_->progress_at + kStuckUs <= context_.now;
   if (stuck && waiting_)
     Abandon("nothing of it could be written for a minute, and " + waiting_->id.ToString() +
-            " is newer: " + run_->trouble);
+            " is newer: " + trouble);
+}
+
+std::string Persistence::RunTrouble() const {
+  if (!run_ || !run_->trouble.empty()) return run_ ? run_->trouble : "";
+  const bool at_manifest = run_->phase == Run::Phase::kManifest && !run_->writing_manifest;
+  return run_->confirming && (!run_->held || at_manifest) ? hold_.trouble() : "";
 }
 
 std::string Persistence::trouble() const {
-  if (!run_ || run_->trouble.empty()) return trouble_;
-  return run_->step.id.ToString() + ", trying again: " + run_->trouble;
+  const std::string trouble = RunTrouble();
+  return trouble.empty() ? trouble_ : run_->step.id.ToString() + ", trying again: " + trouble;
 }
 
 TimeUs Persistence::NextTimer() const {

@@ -171,6 +171,8 @@ class Persistence {
   void BeginPhase(Run::Phase phase);
   // Records why the run does not continue, and logs a warning now and then.
   void HaveTrouble(std::string why);
+  // The same, or that the run waits for a hold that hangs; empty: neither.
+  std::string RunTrouble() const;
   void EndRun();
   void Confirm();
   void OnConfirmed(const Status& status);

@@ -2,6 +2,7 @@
 #include "core/engine/storage_hold.h"
 
 #include "core/base/check.h"
+#include "core/base/log.h"
 
 namespace ropeteam::engine {
 
@@ -21,7 +22,7 @@ void StorageHold::Ask() {
         if (release_) return LetGo();
         for (const Then& then : std::exchange(waiting_, {})) then(status);
       },
-      [this] { trouble_ = "taking hold of storage has made no progress for a minute"; });
+      [this] { OnStalled("taking hold of storage has made no progress for a minute"); });
 }
 
 void StorageHold::Release() {
@@ -40,7 +41,12 @@ void StorageHold::LetGo() {
         trouble_.clear();
         if (!waiting_.empty()) Ask();
       },
-      [this] { trouble_ = "releasing storage has made no progress for a minute"; });
+      [this] { OnStalled("releasing storage has made no progress for a minute"); });
+}
+
+void StorageHold::OnStalled(const char* what) {
+  if (trouble_.empty()) LOG_WARNING("storage hangs: %s", what);
+  trouble_ = what;
 }
 
 }  // namespace ropeteam::engine

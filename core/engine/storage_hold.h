@@ -34,6 +34,7 @@ class StorageHold {
  private:
   void Ask();
   void LetGo();
+  void OnStalled(const char* what);
 
   StorageWorks& works_;
   // One work at a time: if a release overtook the request before it, storage would be held for ever.

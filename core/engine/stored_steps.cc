@@ -41,7 +41,8 @@ void StoredSteps::List() {
   works_.Start(
       ListStored{},
       [this, wanted = wanted_](const Status& status, const StorageDone& done) {
-        listing_ = listing_stalls_ = false;
+        listing_ = false;
+        if (std::exchange(listing_stalls_, false)) trouble_.clear();
         if (wanted == wanted_) OnListed(status, done);
       },
       [this] {
@@ -140,9 +141,11 @@ void StoredSteps::ReadManifest(const StepId& id) {
         reading_.erase(id);
         if (generation == generation_) OnRead(id, status, done);
       },
-      [this, id] {
-        trouble_ = "it has made no progress for a minute";
-        LOG_WARNING("reading the manifest of %s: %s", id.ToString().c_str(), trouble_.c_str());
+      [this, id, generation = generation_] {
+        const std::string hangs =
+            "reading the manifest of " + id.ToString() + " has made no progress for a minute";
+        LOG_WARNING("storage hangs: %s", hangs.c_str());
+        if (generation == generation_ && known_) trouble_ = hangs;
       });
 }
 
@@ -155,12 +158,16 @@ void StoredSteps::OnRead(const StepId& id, const Status& status, const StorageDo
   if (damaged) return MarkDamaged(id, status.ToString());
   if (status.code() == Code::kIo && ++at->second.failures >= kReadsMax)
     return MarkDamaged(id, status.ToString());
-  if (!status.ok()) return Fail(status);
+  // While storage is being listed again, trouble_ and again_at_ are the listing's.
+  if (!status.ok() && known_) return Fail(status);
+  if (!status.ok()) return;
   const auto* step = std::get_if<StoredStep>(&done.result);
   if (step == nullptr || step->id != id || step->world_size == 0 || step->ranks.size() != step->world_size)
     return MarkDamaged(id, "its manifest is of another step");
-  again_after_ = kAgainUs;
-  trouble_.clear();
+  if (known_) {
+    again_after_ = kAgainUs;
+    trouble_.clear();
+  }
   at->second.manifest = std::make_shared<const StoredStep>(*step);
   ForgetOldManifests();
 }

@@ -605,6 +605,67 @@ TEST_F(PersistenceTest, AHoldThatHangsBeforeTheManifestMakesRoomForTheNextStep) 
   EXPECT_THAT(Persisting(), ElementsAre(20));
 }
 
+TEST_F(PersistenceTest, AHoldThatComesLateIsNoLongerTrouble) {
+  Listed();
+  Commit(10);
+  AnswerAll();
+  const auto orders = TakeOrders();
+  hold_says_ = std::nullopt;
+  for (const auto& [node, order] : orders) Answer(node, order);
+  const uint64_t hold = TakeWork().tag;
+  works_.OnStalled(hold);
+  PassTime(61'000'000);
+  EXPECT_THAT(persistence_.trouble(), HasSubstr("hold of storage has made no progress"));
+  works_.OnDone(hold, OkStatus(), {});
+  EXPECT_EQ(persistence_.trouble(), "") << "the manifest is being written";
+  Commit(20);
+  PassTime(1'000'000);
+  EXPECT_THAT(Persisting(), ElementsAre(10, 20)) << "and is not given up for the next step";
+}
+
+TEST_F(PersistenceTest, AHoldThatIsRegainedBeforeTheManifestIsNoLongerTrouble) {
+  Listed();
+  Commit(10);
+  AnswerAll();
+  const auto orders = TakeOrders();
+  hold_says_ = Error(Code::kUnavailable, "not known");
+  for (const auto& [node, order] : orders) Answer(node, order);
+  AnswerHolds();
+  EXPECT_THAT(persistence_.trouble(), HasSubstr("does not hold storage"));
+  hold_says_ = OkStatus();
+  PassTime(61'000'000);
+  EXPECT_EQ(persistence_.trouble(), "");
+  Commit(20);
+  PassTime(1'000'000);
+  EXPECT_THAT(Persisting(), ElementsAre(10, 20));
+}
+
+// A new incarnation has storage listed again while the first listing hangs.
+TEST_F(PersistenceTest, AListingThatHungIsNoTroubleForTheNextOne) {
+  stored_.OnTimer();
+  const uint64_t listing = TakeWork().tag;
+  works_.OnStalled(listing);
+  stored_.ListAgain();
+  EXPECT_THAT(stored_.trouble(), HasSubstr("no progress for a minute"));
+  works_.OnDone(listing, OkStatus(), {});
+  EXPECT_EQ(stored_.trouble(), "");
+  EXPECT_FALSE(stored_.known());
+  Listed();
+  EXPECT_TRUE(stored_.known());
+}
+
+TEST_F(PersistenceTest, AManifestThatHangsIsNamed) {
+  Listed({{kCurrent, 10}});
+  EXPECT_EQ(stored_.Manifest({kCurrent, 10}), nullptr);
+  const uint64_t reading = TakeWork().tag;
+  works_.OnStalled(reading);
+  EXPECT_THAT(stored_.trouble(), AllOf(HasSubstr("the manifest of step 10"), HasSubstr("no progress")));
+  stored_.ListAgain();
+  works_.OnStalled(reading);
+  works_.OnDone(reading, Error(Code::kUnavailable, "no route"), {});
+  EXPECT_EQ(stored_.trouble(), "") << "which is not the listing's trouble";
+}
+
 TEST_F(PersistenceTest, AReleaseThatHangsIsTrouble) {
   Listed();
   Commit(10);

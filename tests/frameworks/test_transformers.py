@@ -120,7 +120,6 @@ def test_a_trainer_saves_when_its_arguments_say_so(cluster, train, strategy, tmp
 
 def test_a_trainer_trains_on_when_its_daemon_is_gone(cluster, train):
     nodes = cluster(1)
-    nodes[0].expected_end = True
     how = {"OPTIONS": json.dumps(PLAIN), "KILL_DAEMON": str(nodes[0].process.pid)}
     done = train(nodes, "hf.py", "callback", **how).ok()
     nodes[0].process.wait(WAIT_S)

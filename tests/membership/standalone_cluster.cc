@@ -70,7 +70,8 @@ Status TestMember::Start() {
   Membership::Callbacks callbacks;
   callbacks.on_view = [this](const View& view) {
     const std::lock_guard lock(mutex_);
-    orderly_ &= view.Contains(view.leader) && view.Contains(self_.id) && (views_.empty() || view.epoch > views_.back().epoch);
+    orderly_ &= view.Contains(view.leader) && view.Contains(self_.id) &&
+                (views_.empty() || view.epoch > views_.back().epoch);
     views_.push_back(view);
     changed_.notify_all();
   };

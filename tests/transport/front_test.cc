@@ -273,6 +273,7 @@ TEST(FrontRoundClock, ALateRoundCountsAsTheLongestOne) {
   EXPECT_EQ(rounds.Advance(9'000'000'000), start + 500 + 2 * kRoundMaxUs);
   EXPECT_EQ(rounds.Advance(8'000'000'000), start + 500 + 2 * kRoundMaxUs) << "the clock went back";
   EXPECT_EQ(rounds.Advance(9'000'000'001), start + 501 + 2 * kRoundMaxUs);
+  EXPECT_EQ(rounds.time(), start + 501 + 2 * kRoundMaxUs);
 }
 
 TEST(FrontWake, IsSeenOnceByWhoeverSleepsNext) {

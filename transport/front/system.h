@@ -30,14 +30,16 @@ TimeUs Now();             // of the monotonic clock
 uint64_t RandomNumber();  // never 0
 
 // A clock for the timeouts after which a connecting peer is declared gone. While a peer is connecting, a transport calls
-// Advance() in each round and sleeps at most kRoundSleepUs between two rounds. If a round comes later than kRoundMaxUs
-// after the one before, the thread did not run, or it was ending other connections. No one has read a peer's answer in
-// that time, so it counts as kRoundMaxUs. One thread.
+// Advance() once in each round and sleeps at most kRoundSleepUs between two rounds. If a round comes later than
+// kRoundMaxUs after the one before, the thread did not run, or it was ending other connections. No one has read a
+// peer's answer in that time, so it counts as kRoundMaxUs. One thread.
 inline constexpr TimeUs kRoundSleepUs = 10'000;
 inline constexpr TimeUs kRoundMaxUs = 25'000;
 static_assert(kRoundSleepUs < kRoundMaxUs / 2);
 class RoundClock {
  public:
+  // The time of the last round. A timeout that starts between two rounds may lose up to kRoundMaxUs.
+  TimeUs time() const { return time_; }
   // `now`: by Now(). Returns this clock's time, which has nothing to do with Now()'s.
   TimeUs Advance(TimeUs now) {
     if (now > last_) time_ += std::min(now - last_, kRoundMaxUs);

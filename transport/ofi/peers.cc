@@ -186,7 +186,7 @@ void OfiTransport::StartConnecting(Peer* peer, TimeUs now) {
   peer->state = PeerState::kConnecting;
   connecting_++;
   peer->hello_posted = peer->hello_answered = peer->met = false;
-  peer->connect_start = rounds_.Advance(now);
+  peer->connect_start = rounds_.time();
   peer->hello_next = now;
   peer->heard = false;
   peer->blocked_since = 0;

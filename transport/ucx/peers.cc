@@ -42,7 +42,7 @@ void UcxTransport::StartConnecting(Peer* peer, TimeUs now) {
   peer->state = PeerState::kConnecting;
   peer->hello_posted = peer->hello_answered = false;
   peer->tries = 0;
-  peer->connect_start = rounds_.Advance(now);
+  peer->connect_start = rounds_.time();
   peer->hello_next = now;
   peer->failed = false;
   if (!peer->watch.watching()) peer->watch.Start(peer->remote.process, peer->remote.instance);

@@ -142,7 +142,7 @@ void VerbsTransport::SetTimer(Link* link) {
 
 void VerbsTransport::StartConnecting(Link* link, TimeUs timeout, TimeUs now) {
   link->state = LinkState::kConnecting;
-  link->deadline = rounds_.Advance(now) + timeout;
+  link->deadline = rounds_.time() + timeout;
   link->send_next = now;
   link->send_interval = kRepeatUs;
   SetTimer(link);
@@ -247,7 +247,7 @@ void VerbsTransport::BreakLink(Link* link, TimeUs timeout, TimeUs now) {
     if (other.state == LinkState::kDown) other.deadline = now;
     // Their timeouts assumed that this link proved the peer alive; shorten them.
     if (other.state == LinkState::kConnecting)
-      other.deadline = std::min(other.deadline, rounds_.Advance(now) + timeout);
+      other.deadline = std::min(other.deadline, rounds_.time() + timeout);
     if (other.state == LinkState::kDraining) other.timeout = std::min(other.timeout, timeout);
   }
 }
