@@ -116,6 +116,9 @@ Status Store::ReadSlot(uint32_t index, Found* found) const {
   }
   if (slot.first_chunk != index)
     return Error(Code::kCorrupt, "says that it begins in chunk %u", slot.first_chunk);
+  if (slot.generation > arena::kGenerationMax)
+    return Error(Code::kCorrupt, "has generation %" PRIu64 ", limit %" PRIu64, slot.generation,
+                 arena::kGenerationMax);
   const Status meta = arena::CheckMeta(arena::MetaOf(slot), chunk_bytes_);
   if (!meta.ok()) return Status(Code::kCorrupt, meta.message());
   if (slot.chunk_count != ChunksFor(slot.stream_bytes, chunk_bytes_) || slot.chunk_count > chunk_count_) {

@@ -98,6 +98,9 @@ uint64_t EncodeSlotState(const SlotState& state);
 // Returns false if EncodeSlotState() never produces this `word`, for example for a free slot.
 bool DecodeSlotState(uint64_t word, SlotState* state);
 
+// Adopt() rejects a slot with a greater generation, so counting on never overflows.
+inline constexpr uint64_t kGenerationMax = UINT64_MAX / 2;
+
 struct Slot {
   uint64_t state;
   // Counts up with every seal and starts above the published ones. So the same shard sealed again in the same chunks

@@ -69,6 +69,16 @@ TEST(StoreAdopt, ASlotWithAByteThatNothingUsesIsRejected) {
   ExpectOneRejected(memory, "bytes that format version 1 does not use");
 }
 
+// The next seal would begin again at 0, and a later process would take the older of two copies for the newer.
+TEST(StoreAdopt, AGenerationThatLeavesNoneForTheNextSealIsRejected) {
+  for (const uint64_t generation : {UINT64_MAX, arena::kGenerationMax + 1}) {
+    ArenaMemory memory = ThreeShards();
+    memory.slot(3)->generation = generation;
+    ForgeDigest(&memory, 3);
+    ExpectOneRejected(memory, "limit 9223372036854775807");
+  }
+}
+
 TEST(StoreAdopt, EveryShardIsBackAsItWas) {
   ArenaMemory memory = ThreeShards();
   Store::AdoptReport report;
