@@ -99,7 +99,7 @@ class BenchRank {
   // Whether the step has the level now; does not wait.
   bool Reached(uint64_t step, ropeteam_level_t level);
   void Persist(uint64_t step);
-  // The newest step that can be loaded. Throws BenchError if there is none.
+  // The newest step that can be loaded. Throws BenchError if no step can be loaded.
   uint64_t Latest();
   ropeteam_view_t* OpenView(uint64_t step, uint32_t rank);
   // Reads all objects into `data`, one after the other, and closes the view.

@@ -87,7 +87,7 @@ class Job {
   }
   // Median times of small saves, in ms. `on`: while a step is being written; `off`: as many while nothing is
   // written. `saves`: how many ended before the step was persisted. `on` counts only these, or one save if
-  // there is none.
+  // none did.
   struct Stall {
     double on = 0, off = 0, saves = 0;
   };

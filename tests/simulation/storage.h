@@ -61,7 +61,7 @@ class SimStorage {
   // Work of this host makes no progress until then. Its daemon is told after a while.
   void HangUntil(size_t host, TimeUs until);
   bool away() const { return scheduler_.now() < away_until_; }
-  // Damages or removes a file of a step. False: there is none.
+  // Damages or removes a file of a step. False: no step has a file.
   bool Rot();
   // No more failures.
   void Heal();
