@@ -8,6 +8,7 @@
 #include <cinttypes>
 #include <cstring>
 
+#include "core/base/checksum.h"
 #include "core/base/log.h"
 #include "core/store/format.h"
 #include "core/store/publish.h"
@@ -224,17 +225,30 @@ void Store::Install(Found found) {
   shards_.emplace(shard->meta.id, std::move(shard));
 }
 
-Status Store::AdoptIncarnation() {
-  bool whole = false;
-  Incarnation incarnation = 0;
-  for (const arena::CheckedIncarnation& place : superblock()->incarnations) {
-    if (place.check != arena::IncarnationCheck(place.value) || place.value >= kIncarnationMax) continue;
-    whole = true;
-    incarnation = std::max(incarnation, place.value);
+Status Store::AdoptFacts() {
+  for (const arena::CheckedFacts& place : superblock()->facts) {
+    const auto& words = place.words;
+    if (place.check != arena::FactsCheck(words) || words[0] >= kIncarnationMax) continue;
+    // Repairs a place that a kill left half written.
+    StoreFacts({words[0], {words[1], words[2]}, words[3], words[4], words[5]});
+    return OkStatus();
   }
-  if (!whole) return Error(Code::kCorrupt, "arena's highest incarnation is broken in both places");
-  StoreIncarnation(incarnation);  // repairs a place that a kill left half written
-  return OkStatus();
+  return Error(Code::kCorrupt, "arena's highest incarnation and newest commit are broken in both places");
+}
+
+void Store::AdoptRosterNames() {
+  const arena::Superblock& there = *superblock();
+  const size_t length = std::min<size_t>(there.names_length, arena::kRosterNamesBytesMax);
+  const std::string text(there.names, length);
+  std::vector<std::string> names;
+  if (there.names_length <= length &&
+      Crc32c(text.data(), length, static_cast<uint32_t>(facts_.roster_revision)) == there.names_crc) {
+    for (size_t begin = 0, end = 0; begin < length; begin = end + 1) {
+      end = std::min(text.find(',', begin), length);
+      names.push_back(text.substr(begin, end - begin));
+    }
+  }
+  SetRosterNames(facts_.roster_revision, names);
 }
 
 Result<std::unique_ptr<Store>> Store::Adopt(std::span<std::byte> memory, uint64_t chunk_bytes,
@@ -244,7 +258,8 @@ Result<std::unique_ptr<Store>> Store::Adopt(std::span<std::byte> memory, uint64_
   std::atomic_thread_fence(std::memory_order_acquire);
   std::unique_ptr<Store> store(new Store(memory, chunk_bytes, *layout));
   store->table_->superblock = arena::NewSuperblock(memory.size(), chunk_bytes, *layout, identity);
-  ROPETEAM_RETURN_IF_ERROR(store->AdoptIncarnation());
+  ROPETEAM_RETURN_IF_ERROR(store->AdoptFacts());
+  store->AdoptRosterNames();
 
   AdoptReport result;
   // Frees the slot for reuse. Its chunks are free because no slot names them.

@@ -42,6 +42,19 @@ bool DecodeSlotState(uint64_t word, SlotState* state) {
   return true;
 }
 
+uint64_t FactsCheck(const uint64_t (&words)[kFactWords]) {
+  const uint32_t crc = Crc32c(words, sizeof(words));
+  return uint64_t{crc} << 32 | static_cast<uint32_t>(~crc);
+}
+
+CheckedFacts CheckedFactsOf(const NodeFacts& facts) {
+  CheckedFacts checked{{facts.incarnation_max, facts.committed.incarnation, facts.committed.step,
+                        facts.roster_revision, facts.roster_epoch, facts.roster_nodes},
+                       0};
+  checked.check = FactsCheck(checked.words);
+  return checked;
+}
+
 bool IsChunkBytes(uint64_t chunk_bytes) {
   return std::has_single_bit(chunk_bytes) && chunk_bytes >= kChunkBytesMin && chunk_bytes <= kChunkBytesMax;
 }
@@ -76,7 +89,7 @@ Superblock NewSuperblock(uint64_t memory_bytes, uint64_t chunk_bytes, const Layo
   Superblock superblock{};
   superblock.magic = kArenaMagic;
   superblock.version = layout.tags_begin != 0 ? kEncryptedArenaVersion : kArenaVersion;
-  for (CheckedIncarnation& place : superblock.incarnations) place = {0, IncarnationCheck(0)};
+  for (CheckedFacts& place : superblock.facts) place = CheckedFactsOf({});
   superblock.memory_bytes = memory_bytes;
   superblock.chunk_bytes = chunk_bytes;
   superblock.chunk_count = layout.chunk_count;
@@ -95,7 +108,9 @@ uint32_t SuperblockCrc(const Superblock& superblock) {
   Superblock copy = superblock;
   copy.magic = 0;
   copy.crc = 0;
-  std::memset(copy.incarnations, 0, sizeof(copy.incarnations));
+  std::memset(copy.facts, 0, sizeof(copy.facts));
+  copy.names_length = copy.names_crc = 0;
+  std::memset(copy.names, 0, sizeof(copy.names));
   return Crc32c(&copy, sizeof(copy));
 }
 

@@ -12,7 +12,7 @@
 //                   a huge page that it could have avoided
 //
 // Everything is little-endian. Any change of the declarations here raises kArenaVersion. During use of the arena only
-// these are written: the superblock's incarnations, the slots' state words, and slots and descriptors that no state
+// these are written: the superblock's facts and names, the slots' state words, and slots and descriptors that no state
 // word publishes. The exception: a word that differs from what the Store wrote is rewritten (heal.cc).
 
 #ifndef ROPETEAM_CORE_STORE_FORMAT_H_
@@ -44,21 +44,25 @@ inline constexpr uint64_t kHugePageBytes = 2ull << 20;
 // tags to 256.
 inline constexpr uint64_t kChunksMax = 4ull << 20;
 inline constexpr size_t kJobBytesMax = 255;
+inline constexpr size_t kRosterNamesBytesMax = 2048;  // more than a hundred names
 
-// A value that changes while the arena is in use. It must survive a kill between any two stores, and a flipped bit. It
-// is written to two places, one after the other. A place is valid if value and check match. Of two valid places, the
-// higher value counts.
-struct CheckedIncarnation {
-  uint64_t value;
-  uint64_t check;  // IncarnationCheck(value)
+// NodeFacts, which change while the arena is in use. They must survive a kill between any two stores, and a flipped bit.
+// They are written to two places, the first before the second. A place is valid if its values match its check. The first
+// valid place counts: it is the newer one, or both are equal.
+inline constexpr size_t kFactWords = 6;
+struct CheckedFacts {
+  uint64_t words[kFactWords];  // in the order of NodeFacts
+  uint64_t check;              // FactsCheck(words)
 };
-inline constexpr uint64_t IncarnationCheck(uint64_t value) { return ~value ^ 0x5a17'c3a5'96e1'0f2d; }
+static_assert(sizeof(NodeFacts) == sizeof(CheckedFacts::words));
+uint64_t FactsCheck(const uint64_t (&words)[kFactWords]);
+CheckedFacts CheckedFactsOf(const NodeFacts& facts);
 
 struct Superblock {
   uint64_t magic;  // stored last, by one store
   uint32_t version;
   uint32_t crc;  // SuperblockCrc(); in this place in every version
-  CheckedIncarnation incarnations[2];
+  CheckedFacts facts[2];
   uint64_t memory_bytes;
   uint64_t chunk_bytes;
   uint64_t chunk_count;
@@ -69,7 +73,12 @@ struct Superblock {
   uint32_t node_length;
   char job[kJobBytesMax + 1];
   char node[kNodeNameBytesMax + 1];
-  uint8_t reserved[3672];  // zero
+  // The names of the roster's nodes, separated by commas, as many as fit. They are lost if a kill strikes while they are
+  // written; nothing but messages and a wait that is too long rests on them.
+  uint32_t names_length;
+  uint32_t names_crc;  // CRC32C of the names, continued from the low half of the roster's revision
+  char names[kRosterNamesBytesMax];
+  uint8_t reserved[1536];  // zero
 };
 static_assert(sizeof(Superblock) == kPageBytes);
 static_assert(std::is_trivially_copyable_v<Superblock>);
@@ -155,12 +164,12 @@ Layout LayoutOf(uint64_t chunk_count, uint64_t chunk_bytes, bool encrypted = fal
 Layout LayoutFor(uint64_t memory_bytes, uint64_t chunk_bytes, bool encrypted = false);
 bool IsChunkBytes(uint64_t chunk_bytes);
 
-// A complete superblock with its checksum, for an arena without a known incarnation. The names must be within their
+// A complete superblock with its checksum, for an arena without known facts. The names must be within their
 // limits.
 Superblock NewSuperblock(uint64_t memory_bytes, uint64_t chunk_bytes, const Layout& layout,
                          const ArenaIdentity& identity);
 
-// CRC32C of the superblock with magic, crc and incarnations set to zero.
+// CRC32C of the superblock with magic, crc, facts and names set to zero.
 uint32_t SuperblockCrc(const Superblock& superblock);
 
 // CRC32C of the slot after its state word, then of every chunk's {number, checksum} in stream order, then of the tags.

@@ -9,7 +9,7 @@
 //     descriptor       one store
 //     tag              three stores; the slot's digest covers it
 //     superblock       all words but the magic, then the magic. The checksum, and the check of each place of the
-//                       incarnation, detect what a kill leaves half written.
+//                       facts, detect what a kill leaves half written.
 //
 // The chunks themselves are not changed. The Store never grants a chunk because of the table in the memory, so a
 // damaged table corrupts no data.

@@ -5,6 +5,7 @@
 #include <cinttypes>
 #include <cstring>
 
+#include "core/base/checksum.h"
 #include "core/base/log.h"
 #include "core/store/format.h"
 #include "core/store/publish.h"
@@ -395,20 +396,51 @@ void Store::MarkRepaired(const ShardId& id, uint32_t chunk_index) {
 
 void Store::SetIncarnationMax(Incarnation incarnation) {
   ROPETEAM_CHECK(incarnation < kIncarnationMax);
-  if (incarnation > incarnation_max_) StoreIncarnation(incarnation);
+  if (incarnation <= facts_.incarnation_max) return;
+  NodeFacts facts = facts_;
+  facts.incarnation_max = incarnation;
+  StoreFacts(facts);
 }
 
-void Store::StoreIncarnation(Incarnation incarnation) {
-  // One place after the other: at any moment at least one of them is whole.
-  for (arena::CheckedIncarnation& place : superblock()->incarnations) {
-    Publish(&place.value, incarnation);
-    CrashPoint("incarnation: value");
-    Publish(&place.check, arena::IncarnationCheck(incarnation));
-    CrashPoint("incarnation: check");
+void Store::SetFacts(const NodeFacts& facts) {
+  ROPETEAM_CHECK(facts.incarnation_max >= facts_.incarnation_max && facts.incarnation_max < kIncarnationMax);
+  if (!(facts == facts_)) StoreFacts(facts);
+}
+
+void Store::SetRosterNames(uint64_t roster_revision, const std::vector<std::string>& names) {
+  roster_names_.clear();
+  std::string text;
+  for (const std::string& name : names) {
+    if (text.size() + name.size() + 1 > arena::kRosterNamesBytesMax) break;
+    text += (text.empty() ? "" : ",") + name;
+    roster_names_.push_back(name);
   }
-  incarnation_max_ = incarnation;
-  for (arena::CheckedIncarnation& place : table_->superblock.incarnations)
-    place = {incarnation, arena::IncarnationCheck(incarnation)};
+  arena::Superblock* known = &table_->superblock;
+  known->names_length = static_cast<uint32_t>(text.size());
+  known->names_crc = Crc32c(text.data(), text.size(), static_cast<uint32_t>(roster_revision));
+  std::memset(known->names, 0, sizeof(known->names));
+  std::copy(text.begin(), text.end(), known->names);
+  superblock()->names_length = known->names_length;
+  superblock()->names_crc = known->names_crc;
+  CrashPoint("names: length and checksum");
+  std::memcpy(superblock()->names, known->names, sizeof(known->names));
+  CrashPoint("names: text");
+}
+
+void Store::StoreFacts(const NodeFacts& facts) {
+  const arena::CheckedFacts checked = arena::CheckedFactsOf(facts);
+  // One place after the other: at any moment at least one of them is whole.
+  for (arena::CheckedFacts& place : superblock()->facts) {
+    for (size_t i = 0; i < arena::kFactWords; ++i) {
+      if (place.words[i] == checked.words[i]) continue;
+      Publish(&place.words[i], checked.words[i]);
+      CrashPoint("facts: value");
+    }
+    Publish(&place.check, checked.check);
+    CrashPoint("facts: check");
+  }
+  facts_ = facts;
+  for (arena::CheckedFacts& place : table_->superblock.facts) place = checked;
 }
 
 // ---- invariants
@@ -477,10 +509,9 @@ void Store::CheckInvariants() const {
   for (const auto& [id, shard] : shards_) check_leases(shard);
   for (const auto& shard : removed_) check_leases(shard);
   ROPETEAM_CHECK(leased == leases_.size());
-  for (const arena::CheckedIncarnation& place : table_->superblock.incarnations) {
-    ROPETEAM_CHECK(place.value == incarnation_max_ &&
-                   place.check == arena::IncarnationCheck(incarnation_max_));
-  }
+  const arena::CheckedFacts facts = arena::CheckedFactsOf(facts_);
+  for (const arena::CheckedFacts& place : table_->superblock.facts)
+    ROPETEAM_CHECK(std::memcmp(&place, &facts, sizeof(facts)) == 0);
   const size_t damage = CountTableDamage();
   ROPETEAM_CHECK(damage == 0 || table_damage_expected_);
   if (damage == 0) table_damage_expected_ = false;

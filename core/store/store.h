@@ -66,6 +66,17 @@ struct SealedShard {
   bool encrypted() const { return !encryption.tags.empty(); }
 };
 
+// What a node must remember across a restart of its daemon, besides its shards. The fields of `roster` are 0 until a
+// step was committed: core/engine/roster.h says what they mean.
+struct NodeFacts {
+  Incarnation incarnation_max = 0;  // the highest that this node has heard of
+  StepId committed;                 // the newest step that it has heard to be committed
+  uint64_t roster_revision = 0;
+  Epoch roster_epoch = 0;
+  uint64_t roster_nodes = 0;
+  friend bool operator==(const NodeFacts&, const NodeFacts&) = default;
+};
+
 struct ArenaIdentity {
   std::string job;
   std::string node;
@@ -162,9 +173,14 @@ class Store {
   // The caller has written the chunk again, in place, and checked it against its CRC.
   void MarkRepaired(const ShardId& id, uint32_t chunk_index);
 
-  // ---- the highest incarnation that this node has heard of; it survives the process and never falls. It is below
-  // kIncarnationMax: callers check values from outside first.
-  Incarnation incarnation_max() const { return incarnation_max_; }
+  // ---- facts that survive the process. Incarnations are below kIncarnationMax: callers check values from outside
+  // first. The highest incarnation never falls.
+  const NodeFacts& facts() const { return facts_; }
+  void SetFacts(const NodeFacts& facts);
+  // The names of the roster's nodes, as many as fit into the arena. Set them before the facts of the same roster.
+  const std::vector<std::string>& roster_names() const { return roster_names_; }
+  void SetRosterNames(uint64_t roster_revision, const std::vector<std::string>& names);
+  Incarnation incarnation_max() const { return facts_.incarnation_max; }
   void SetIncarnationMax(Incarnation incarnation);
 
   // ---- the table in the memory
@@ -221,14 +237,15 @@ class Store {
   Status ReadSlot(uint32_t index, Found* found) const;
   void RejectOverlaps(const std::vector<Found>& found, std::vector<std::string>* reasons) const;
   void Install(Found found);
-  Status AdoptIncarnation();
+  Status AdoptFacts();
+  void AdoptRosterNames();
 
   // heal.cc
   size_t HealSlot(uint32_t index);
   size_t HealPlace(const char* what, uint32_t index, void* place, const void* known, size_t bytes,
                    bool report);
 
-  void StoreIncarnation(Incarnation incarnation);
+  void StoreFacts(const NodeFacts& facts);
   void StoreState(const SealedShard& shard);
   void ReleaseChunks(const SealedShard& shard);
   void CountIn(const SealedShard& shard);
@@ -243,7 +260,8 @@ class Store {
   uint64_t tags_begin_ = 0;  // 0: the arena has no tags
   uint64_t chunks_begin_ = 0;
   uint64_t generation_ = 0;  // of the last seal
-  Incarnation incarnation_max_ = 0;
+  NodeFacts facts_;
+  std::vector<std::string> roster_names_;
   FreeRuns free_runs_;
   std::vector<ChunkUse> chunk_use_;  // by chunk
   std::map<ShardId, std::unique_ptr<SealedShard>> shards_;

@@ -17,6 +17,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
 constexpr ShardId kShard = {1, 10, 0};
@@ -204,9 +205,11 @@ TEST(StoreAdoptSuperblock, AnotherVersionIsUnsupportedWithBothNamed) {
 
 TEST(StoreAdoptSuperblock, EveryFlippedByteIsCorruptAndNothingIsOverwritten) {
   ArenaMemory memory = ThreeShards();
-  const size_t incarnations = offsetof(arena::Superblock, incarnations);
+  const size_t facts = offsetof(arena::Superblock, facts);
+  const size_t names = offsetof(arena::Superblock, names_length);
   for (size_t at = 0; at < sizeof(arena::Superblock); ++at) {
-    if (at >= incarnations && at < incarnations + sizeof(arena::Superblock::incarnations)) continue;
+    if (at >= facts && at < facts + sizeof(arena::Superblock::facts)) continue;
+    if (at >= names && at < offsetof(arena::Superblock, reserved)) continue;
     memory.data()[at] ^= std::byte{0x10};
     const ArenaMemory before = memory;
     ASSERT_EQ(AdoptStatus(&memory).code(), Code::kCorrupt) << "byte " << at;
@@ -234,21 +237,40 @@ TEST(StoreAdoptSuperblock, ALayoutThatNoBuildWritesIsCorrupt) {
   }
 }
 
-TEST(StoreAdoptSuperblock, TheIncarnationSurvivesAFlipInEitherPlace) {
+TEST(StoreAdoptSuperblock, TheFactsSurviveAFlipInEitherPlace) {
+  ArenaMemory good = ThreeShards();
+  const NodeFacts facts{4, {3, 90}, 7, 1'000'001, 64};
+  AdoptForTest(&good)->SetFacts(facts);
   for (const int place : {0, 1}) {
-    for (const bool value : {false, true}) {
-      ArenaMemory memory = ThreeShards();
-      auto& broken = memory.superblock()->incarnations[place];
-      (value ? broken.value : broken.check) ^= uint64_t{1} << 40;
+    for (size_t word = 0; word <= arena::kFactWords; ++word) {
+      ArenaMemory memory = good;
+      auto& broken = memory.superblock()->facts[place];
+      (word < arena::kFactWords ? broken.words[word] : broken.check) ^= uint64_t{1} << 40;
       const auto store = AdoptForTest(&memory);
       ASSERT_NE(store, nullptr);
-      EXPECT_EQ(store->incarnation_max(), 4u);
+      EXPECT_EQ(store->facts(), facts) << "place " << place << " word " << word;
       store->CheckInvariants();  // and that it is repaired
     }
   }
-  ArenaMemory memory = ThreeShards();
-  for (auto& place : memory.superblock()->incarnations) place.value ^= 1;
-  EXPECT_EQ(AdoptStatus(&memory).code(), Code::kCorrupt);
+  for (auto& place : good.superblock()->facts) place.words[0] ^= 1;
+  EXPECT_EQ(AdoptStatus(&good).code(), Code::kCorrupt);
+}
+
+TEST(StoreAdoptSuperblock, NamesOfAnotherRosterOrWithAFlippedByteAreForgotten) {
+  ArenaMemory good = ThreeShards();
+  {
+    const auto store = AdoptForTest(&good);
+    store->SetRosterNames(7, {"node-0", "node-1"});
+    store->SetFacts({4, {3, 90}, 7, 1'000'001, 2});
+    EXPECT_THAT(store->roster_names(), ElementsAre("node-0", "node-1"));
+  }
+  ArenaMemory again = good;
+  EXPECT_THAT(AdoptForTest(&again)->roster_names(), ElementsAre("node-0", "node-1"));
+  ArenaMemory flipped = good;
+  flipped.superblock()->names[3] ^= 1;
+  EXPECT_THAT(AdoptForTest(&flipped)->roster_names(), IsEmpty());
+  AdoptForTest(&good)->SetFacts({4, {3, 90}, 8, 1'000'002, 3});
+  EXPECT_THAT(AdoptForTest(&good)->roster_names(), IsEmpty());
 }
 
 // ---- slots

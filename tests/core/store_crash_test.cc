@@ -243,7 +243,7 @@ TEST(StoreCrash, AnAdoptionThatDidNotFinishIsDoneAgain) {
   }
   memory.slot(2)->stream_bytes ^= 1;
   memory.descriptor(7)->crc ^= 1;
-  memory.superblock()->incarnations[0].check ^= 1;
+  memory.superblock()->facts[0].check ^= 1;
   uint64_t killed = 0;
   Store::AdoptReport report;
   {
