@@ -91,6 +91,9 @@ Status Coordinator::CheckSettings(const std::string& name, const JobSettings& se
   const auto every = [](const JobSettings& of) {
     return std::to_string(of.persist_every) + (of.persist_every_seconds ? "s" : "");
   };
+  const auto seconds = [](const JobSettings& of) {
+    return std::to_string(of.wait_for_missing_us / 1'000'000) + "s";
+  };
   const auto url = [](const std::string& of) { return of.empty() ? "none" : of; };
   const Setting table[] = {
       {"--replicas", named.replicas, std::to_string(settings.replicas), std::to_string(job.replicas)},
@@ -99,6 +102,7 @@ Status Coordinator::CheckSettings(const std::string& name, const JobSettings& se
       {"--storage", named.storage, settings.storage, url(job.storage)},
       {"--persist-every", named.persist_every, every(settings), every(job)},
       {"--restore-from", named.restore_from, settings.restore_from, url(job.restore_from)},
+      {"--wait-for-missing", named.wait_for_missing, seconds(settings), seconds(job)},
   };
   for (const Setting& row : table)
     if (row.named && row.theirs != row.ours)
@@ -130,6 +134,8 @@ void Coordinator::TakeNamedSettings(const Registration& registration) {
     settings.persist_every = from.persist_every;
     settings.persist_every_seconds = from.persist_every_seconds;
   });
+  take(registration.named.wait_for_missing, &named.wait_for_missing,
+       [&] { settings.wait_for_missing_us = from.wait_for_missing_us; });
   take(registration.named.restore_from, &named.restore_from,
        [&] { settings.restore_from = from.restore_from; });
   // A registration that is refused for one setting sets no other setting.

@@ -101,6 +101,7 @@ struct NamedSettings {
   bool storage = false;
   bool persist_every = false;
   bool restore_from = false;
+  bool wait_for_missing = false;
   friend bool operator==(const NamedSettings&, const NamedSettings&) = default;
 };
 

@@ -347,7 +347,7 @@ Status Daemon::StartMembership() {
   config.nodes_expected = options_.nodes;
   config.settings = {options_.replicas,    options_.keep_steps,    options_.nodes,
                      options_.storage,     options_.persist_every, options_.persist_every_seconds,
-                     options_.restore_from};
+                     options_.restore_from, options_.wait_for_missing_us};
   config.named = options_.named;
   config.epoch_known = node_->epoch_known();
   if (options_.etcd) {

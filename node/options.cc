@@ -41,6 +41,7 @@ struct Texts {
                                            log_level = "info", log_file;
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
   std::string keep_best, keep_within, audit_log, restore_from, metrics, join_timeout = "0";
+  std::string wait_for_missing;
   std::string notice, notice_endpoint, notice_seconds = "30";
   std::string membership = "standalone", etcd_ca, etcd_cert, etcd_key, etcd_password_file;
   bool embed = false, no_embed = false, arena_reset = false, version = false, require_rdma = false;
@@ -105,6 +106,10 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--replicas", t.replicas,
                  "verified copies on other nodes [1; 0 with --nodes 1; or the running job's]");
   app.add_option("--keep-steps", t.keep_steps, "committed steps that are kept [2, or the running job's]");
+  app.add_option("--wait-for-missing", t.wait_for_missing,
+                 "how long a restart waits for missing nodes, if they may have or know of a newer commit: "
+                 "90s, 30m; 0: not "
+                 "at all [5m, or the running job's]");
   app.add_option(
       "--storage", t.storage,
       "where committed steps are persisted: a directory, s3://BUCKET/PREFIX, gs://… [nowhere, or the running "
@@ -255,6 +260,18 @@ Status CheckRedundancy(const Texts& t, Options* o) {
     if (o->replicas >= o->nodes && (o->named.nodes || o->embed_coordinator))
       return Error(Code::kInvalidArgument, "--replicas %u needs %u nodes, --nodes is %u", o->replicas,
                    o->replicas + 1, o->nodes);
+  }
+  if (!t.wait_for_missing.empty() && t.wait_for_missing != "0") {
+    const Result<uint64_t> wait = storage::ParseDuration(t.wait_for_missing);
+    if (!wait.ok())
+      return Error(Code::kInvalidArgument, "--wait-for-missing: %s", wait.status().message().c_str());
+    if (*wait > kWaitForMissingMaxUs / 1'000'000)
+      return Error(Code::kInvalidArgument, "--wait-for-missing %.80s, limit %llu s",
+                   t.wait_for_missing.c_str(),
+                   static_cast<unsigned long long>(kWaitForMissingMaxUs / 1'000'000));
+    o->wait_for_missing_us = *wait * 1'000'000;
+  } else if (!t.wait_for_missing.empty()) {
+    o->wait_for_missing_us = 0;
   }
   return Count("--keep-steps", t.keep_steps, 1, kKeepStepsMax, &o->keep_steps);
 }
@@ -659,9 +676,10 @@ Status ParseOptions(int argc, const char* const* argv, const std::string& job_ke
   }
   ROPETEAM_RETURN_IF_ERROR(Count("--nodes", texts.nodes, 1, kNodesMax, &parsed.nodes));
   ROPETEAM_RETURN_IF_ERROR(Count("--ordinal", texts.ordinal, 0, kNodesMax - 1, &parsed.ordinal));
-  parsed.named = {app.count("--replicas") != 0,      app.count("--keep-steps") != 0,
-                  app.count("--nodes") != 0,         app.count("--storage") != 0,
-                  app.count("--persist-every") != 0, app.count("--restore-from") != 0};
+  parsed.named = {app.count("--replicas") != 0,        app.count("--keep-steps") != 0,
+                  app.count("--nodes") != 0,           app.count("--storage") != 0,
+                  app.count("--persist-every") != 0,   app.count("--restore-from") != 0,
+                  app.count("--wait-for-missing") != 0};
   ROPETEAM_RETURN_IF_ERROR(CheckNames(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckMemory(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckNetwork(texts, &parsed));

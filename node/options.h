@@ -71,6 +71,7 @@ struct Options {
   bool arena_reset = false;
   uint32_t replicas = 1;
   uint32_t keep_steps = 2;
+  TimeUs wait_for_missing_us = kWaitForMissingDefaultUs;
   // Which of nodes, replicas and keep_steps were given, here or in the config file. Those must equal the job's. The
   // others are the job's values if its coordinator runs here; otherwise the job's values are taken.
   NamedSettings named;

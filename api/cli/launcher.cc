@@ -201,6 +201,7 @@ const std::vector<std::string>& ValueOptions() {
                                                    "check-threads",
                                                    "scrub-rate",
                                                    "quarantine-after",
+                                                   "wait-for-missing",
                                                    "log-level",
                                                    "log-file",
                                                    "storage",
@@ -234,8 +235,7 @@ const std::vector<std::string>& ValueOptions() {
 const std::vector<std::string>& FlagOptions() {
   static const std::vector<std::string> options = {
       "arena-reset",       "embed-coordinator", "no-embed-coordinator", "require-rdma",
-      "take-over-storage", "insecure",          "drain-on-term",
-      "encrypt-replicas"};
+      "take-over-storage", "insecure",          "drain-on-term",        "encrypt-replicas"};
   return options;
 }
 

@@ -41,6 +41,10 @@ struct Member {
 inline constexpr uint32_t kReplicasMax = 8;      // more copies cost more memory than any failure is worth
 inline constexpr uint32_t kKeepStepsMax = 1000;  // a listing of steps stays readable
 
+// A machine that was restarted, or a network that was repaired, is usually back by then.
+inline constexpr TimeUs kWaitForMissingDefaultUs = 300'000'000;
+inline constexpr TimeUs kWaitForMissingMaxUs = 30ull * 24 * 3600 * 1'000'000;
+
 // The settings of a job that its promises rest on. All members of a view have the same.
 struct JobSettings {
   uint32_t replicas = 1;    // R: verified copies on other nodes that REPLICATED means
@@ -55,6 +59,8 @@ struct JobSettings {
   // URL[@STEP] of another job's folder on storage: where neither memory nor `storage` has a step, ranks restore from
   // there. It is never written to. Empty: there is none.
   std::string restore_from = {};
+  // How long an incarnation waits for missing nodes before it restores an older step without what they may know.
+  TimeUs wait_for_missing_us = kWaitForMissingDefaultUs;
   // Whether steps may lie on storage. Only `storage` says whether any are written.
   bool reads_storage() const { return !storage.empty() || !restore_from.empty(); }
   friend bool operator==(const JobSettings&, const JobSettings&) = default;

@@ -47,12 +47,13 @@ void EncodeSettings(const JobSettings& settings, SettingsInfo* info) {
   info->set_persist_every(settings.persist_every);
   info->set_persist_every_seconds(settings.persist_every_seconds);
   info->set_restore_from(settings.restore_from);
+  info->set_wait_for_missing_us(settings.wait_for_missing_us);
 }
 
 JobSettings DecodeSettings(const SettingsInfo& info) {
-  return {info.replicas(),    info.keep_steps(),    info.nodes(),
-          info.storage(),     info.persist_every(), info.persist_every_seconds(),
-          info.restore_from()};
+  return {info.replicas(),     info.keep_steps(),         info.nodes(),
+          info.storage(),      info.persist_every(),      info.persist_every_seconds(),
+          info.restore_from(), info.wait_for_missing_us()};
 }
 
 void EncodeView(const ViewState& state, ViewInfo* info) {
@@ -116,9 +117,10 @@ Result<NodeMessage> DecodeRegistration(membership::v1::RegistrationInfo* info) {
   registration.member = DecodeMember(info->mutable_member());
   registration.attempt = info->attempt();
   registration.settings = DecodeSettings(info->settings());
-  registration.named = {info->settings().replicas_named(),      info->settings().keep_steps_named(),
-                        info->settings().nodes_named(),         info->settings().storage_named(),
-                        info->settings().persist_every_named(), info->settings().restore_from_named()};
+  registration.named = {info->settings().replicas_named(),        info->settings().keep_steps_named(),
+                        info->settings().nodes_named(),           info->settings().storage_named(),
+                        info->settings().persist_every_named(),   info->settings().restore_from_named(),
+                        info->settings().wait_for_missing_named()};
   registration.beat = info->beat();
   registration.lease_us_max = info->lease_us_max();
   registration.epoch_known = info->epoch_known();
@@ -159,6 +161,7 @@ NodeFrame Encode(const NodeMessage& message) {
     settings->set_storage_named(registration->named.storage);
     settings->set_persist_every_named(registration->named.persist_every);
     settings->set_restore_from_named(registration->named.restore_from);
+    settings->set_wait_for_missing_named(registration->named.wait_for_missing);
     info->set_beat(registration->beat);
     info->set_lease_us_max(registration->lease_us_max);
     info->set_epoch_known(registration->epoch_known);
