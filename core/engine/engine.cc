@@ -8,6 +8,7 @@
 #include "core/engine/inventory.h"
 #include "core/engine/parts.h"
 #include "core/engine/policy.h"
+#include "core/engine/roster.h"
 
 namespace ropeteam {
 
@@ -62,6 +63,7 @@ class Engine::Impl {
   template <typename Message, typename Handler>
   void Handle(const Envelope& envelope, Handler handler);
   void ApplyLeaderState(NodeId from, const LeaderState& state);
+  void NoteCommits(const LeaderState& state);
   // Emits an event for each step that is not yet known to have reached the level.
   void TellLevel(const std::set<StepId>& steps, Level level, std::set<StepId>* known);
   void Retain();
@@ -107,6 +109,7 @@ void Engine::Impl::ApplyView(const View& view) {
   if (view.epoch <= context_.view.epoch) return;
   const View before = std::move(context_.view);
   context_.SetView(view);
+  if (context_.joined == 0 && context_.Contains(context_.config.self)) context_.joined = view.epoch;
   context_.settle_until = std::max(context_.settle_until, context_.now + view.settle_us);
   context_.to_self.clear();  // these are of the previous epoch; their sender asks again below
   context_.inventory_dirty = true;
@@ -362,12 +365,35 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
     context_.restores = state.restores;
   }
   if (context_.protocol >= 9 && engine::Join(&context_.policy, state.policy)) context_.inventory_dirty = true;
+  NoteCommits(state);
   context_.announced = std::move(announced);
   TellLevel(context_.announced.told, Level::kCommitted, &announced_);
   TellLevel(context_.announced.persisted, Level::kPersisted, &persisted_);
   parts_.persister.OnLeaderState(context_.announced.persisting);
   if (incarnation_changed) context_.inventory_dirty = true;
   Retain();
+}
+
+// Before the acknowledgement, so that every member knows of a step that ranks are told is committed.
+void Engine::Impl::NoteCommits(const LeaderState& state) {
+  NodeFacts facts = context_.store.facts();
+  for (const StepKey& key : state.committed)
+    if (key.id.incarnation < kIncarnationMax) facts.committed = std::max(facts.committed, key.id);
+  const RosterRecord& roster = state.roster;
+  const bool made_here = roster.epoch == context_.view.epoch;
+  if (roster.revision > facts.roster_revision && !context_.leaving &&
+      (made_here || roster.epoch == facts.roster_epoch)) {
+    facts.roster_revision = roster.revision;
+    facts.roster_epoch = roster.epoch;
+    facts.roster_nodes = roster.nodes;
+    std::vector<std::string> names =
+        made_here ? engine::RosterNames(context_.view) : context_.store.roster_names();
+    for (const std::string& name : state.forgotten) std::erase(names, name);
+    context_.store.SetRosterNames(roster.revision, names);
+  }
+  if (facts == context_.store.facts()) return;
+  context_.store.SetFacts(facts);
+  context_.inventory_dirty = true;
 }
 
 void Engine::Impl::TellLevel(const std::set<StepId>& steps, Level level, std::set<StepId>* known) {
@@ -456,6 +482,11 @@ void Engine::Impl::SendInventory() {
   inventory.loading = parts_.persister.loading();
   inventory.restores = context_.restores;
   inventory.policy = context_.policy;
+  const NodeFacts& facts = context_.store.facts();
+  inventory.roster = {facts.roster_revision, facts.roster_epoch, static_cast<uint32_t>(facts.roster_nodes),
+                      context_.store.roster_names()};
+  inventory.newest_committed.id = facts.committed;
+  inventory.joined = context_.joined;
   const auto& message = inventory_.Send(context_.now, std::move(inventory), context_.protocol);
   if (inventory_.counters_at() == context_.now) context_.counters_dirty = false;
   context_.SendEncoded(context_.view.leader, message.kind, message.payload);
@@ -729,6 +760,12 @@ void Engine::OnQuarantine(TimeUs now, SessionId session, RequestId request, Step
                           TimeUs timeout_us) {
   impl_->Begin(now);
   impl_->parts_.sessions.Quarantine(session, request, step, undo, timeout_us);
+  impl_->Finish();
+}
+void Engine::OnForget(TimeUs now, SessionId session, RequestId request, const std::string& node,
+                      TimeUs timeout_us) {
+  impl_->Begin(now);
+  impl_->parts_.sessions.Forget(session, request, node, timeout_us);
   impl_->Finish();
 }
 void Engine::OnReport(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us) {

@@ -337,6 +337,9 @@ class Engine {
   // step stays readable by its number. Answered with a status when every node has recorded the order.
   void OnQuarantine(TimeUs now, SessionId session, RequestId request, Step step, bool undo,
                     TimeUs timeout_us);
+  // An operator's order: the job no longer waits for this missing node, or for any (empty), and gives up the commits
+  // that cannot be produced without it. Answered like OnQuarantine().
+  void OnForget(TimeUs now, SessionId session, RequestId request, const std::string& node, TimeUs timeout_us);
   // OnReport: the cluster as the leader sees it (AnswerReport). OnVerify: reads every chunk of a step (the newest if
   // `step` is null) on every node that holds any (AnswerVerify).
   void OnReport(TimeUs now, SessionId session, RequestId request, TimeUs timeout_us);

@@ -67,6 +67,9 @@ template <typename T>
 uint64_t DigestOfScalars(const T& inventory, Hasher* hash) {
   std::vector<uint64_t> words = {inventory.incarnation_max, inventory.asking_from,
                                  inventory.short_of_memory ? 1u : 0u, inventory.persisting.size()};
+  if (hash->protocol() >= 9)
+    words.insert(words.end(), {inventory.newest_committed.id.incarnation, inventory.newest_committed.id.step,
+                               inventory.joined});
   for (const StepKey& key : inventory.persisting)
     words.insert(words.end(), {key.id.incarnation, key.id.step});
   for (const ShardKey& key : inventory.loading)
@@ -77,8 +80,9 @@ uint64_t DigestOfScalars(const T& inventory, Hasher* hash) {
   return digest;
 }
 
-uint64_t DigestOfPolicy(const RankPolicy& policy, Hasher* hash) {
-  return hash->protocol() >= 9 ? (*hash)(policy) : 0;
+template <typename T>  // a field since protocol 9
+uint64_t DigestSince9(const T& value, Hasher* hash) {
+  return hash->protocol() >= 9 ? (*hash)(value) : 0;
 }
 
 template <typename T, typename Key>
@@ -175,8 +179,8 @@ void Normalize(Inventory* inventory) {
 uint64_t DigestOf(const Inventory& inventory, uint32_t protocol) {
   Hasher hash(protocol);
   uint64_t digest = DigestOfSessions(inventory.report.sessions, &hash) + hash(inventory.incarnation) +
-                    DigestOfPolicy(inventory.policy, &hash) + hash(StandingOf(inventory.report)) +
-                    DigestOfScalars(inventory, &hash);
+                    DigestSince9(inventory.policy, &hash) + DigestSince9(inventory.roster, &hash) +
+                    hash(StandingOf(inventory.report)) + DigestOfScalars(inventory, &hash);
   for (const CopyReport& copy : inventory.report.copies) digest += hash(copy);
   return digest;
 }
@@ -195,6 +199,9 @@ InventoryDelta Difference(const Inventory& before, const Inventory& after, bool 
   delta.loading = after.loading;
   delta.restores = after.restores;
   if (!(before.policy == after.policy)) delta.policy.push_back(after.policy);
+  if (!(before.roster == after.roster)) delta.roster.push_back(after.roster);
+  delta.newest_committed = after.newest_committed;
+  delta.joined = after.joined;
   if (!(before.incarnation == after.incarnation)) delta.incarnation.push_back(after.incarnation);
   if (with_counters || Encode(StandingOf(before.report)) != Encode(StandingOf(after.report))) {
     NodeReport report = after.report;
@@ -226,7 +233,8 @@ InventoryChange HeldInventory::Replace(Inventory whole, uint32_t protocol) {
   for (const CopyReport& copy : inventory_.report.copies) copies_digest_ += hash(copy);
   sessions_digest_ = DigestOfSessions(inventory_.report.sessions, &hash);
   incarnation_digest_ = hash(inventory_.incarnation);
-  policy_digest_ = DigestOfPolicy(inventory_.policy, &hash);
+  policy_digest_ = DigestSince9(inventory_.policy, &hash);
+  roster_digest_ = DigestSince9(inventory_.roster, &hash);
   standing_digest_ = hash(StandingOf(inventory_.report));
   return change;
 }
@@ -241,9 +249,10 @@ const CopyReport* HeldInventory::Find(const ShardId& id) const {
 
 std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta, uint32_t protocol) {
   if (delta.base == 0 || delta.base != inventory_.sequence || delta.sequence <= delta.base ||
-      delta.incarnation.size() > 1 || delta.policy.size() > 1 || delta.report.size() > 1 ||
-      !Ascending(delta.copies, kCopyKey) || !Ascending(delta.copies_gone, kShardKey) ||
-      !Ascending(delta.sessions, kSessionKey) || !Ascending(delta.sessions_gone, kSelf))
+      delta.incarnation.size() > 1 || delta.policy.size() > 1 || delta.roster.size() > 1 ||
+      delta.report.size() > 1 || !Ascending(delta.copies, kCopyKey) ||
+      !Ascending(delta.copies_gone, kShardKey) || !Ascending(delta.sessions, kSessionKey) ||
+      !Ascending(delta.sessions_gone, kSelf))
     return std::nullopt;
   Hasher hash(protocol);
   InventoryChange change;
@@ -272,10 +281,12 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
   const uint64_t incarnation_digest =
       delta.incarnation.empty() ? incarnation_digest_ : hash(delta.incarnation.front());
   const uint64_t policy_digest =
-      delta.policy.empty() ? policy_digest_ : DigestOfPolicy(delta.policy.front(), &hash);
+      delta.policy.empty() ? policy_digest_ : DigestSince9(delta.policy.front(), &hash);
+  const uint64_t roster_digest =
+      delta.roster.empty() ? roster_digest_ : DigestSince9(delta.roster.front(), &hash);
   const uint64_t standing_digest =
       delta.report.empty() ? standing_digest_ : hash(StandingOf(delta.report.front()));
-  if (copies_digest + sessions_digest + incarnation_digest + policy_digest + standing_digest +
+  if (copies_digest + sessions_digest + incarnation_digest + policy_digest + roster_digest + standing_digest +
           DigestOfScalars(delta, &hash) !=
       delta.digest)
     return std::nullopt;
@@ -290,6 +301,7 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
   sessions_digest_ = sessions_digest;
   incarnation_digest_ = incarnation_digest;
   policy_digest_ = policy_digest;
+  roster_digest_ = roster_digest;
   standing_digest_ = standing_digest;
   inventory_.sequence = delta.sequence;
   inventory_.incarnation_max = delta.incarnation_max;
@@ -299,6 +311,9 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
   inventory_.loading = delta.loading;
   inventory_.restores = delta.restores;
   if (!delta.policy.empty()) inventory_.policy = delta.policy.front();
+  if (!delta.roster.empty()) inventory_.roster = delta.roster.front();
+  inventory_.newest_committed = delta.newest_committed;
+  inventory_.joined = delta.joined;
   if (change.incarnation && !delta.incarnation.empty()) inventory_.incarnation = delta.incarnation.front();
   if (change.standing) {
     NodeReport report = delta.report.front();

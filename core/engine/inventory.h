@@ -2,7 +2,7 @@
 //
 // How a node reports to the leader what it has. It sends the whole inventory once, then only the changes since the last
 // acknowledged inventory, with a digest of the whole. The digest is a sum over the parts (copies, sessions,
-// incarnation, policy, standing), so the leader can update it with the changes. If the digest does not match, or the
+// incarnation, policy, roster, standing), so the leader can update it with the changes. If the digest does not match, or the
 // leader lacks the inventory that the changes are based on, the leader asks for a whole one.
 //
 //     idle ── changed, a new view, or counters after a second ──> in flight ── acknowledged ──> idle
@@ -65,6 +65,7 @@ class HeldInventory {
   uint64_t sessions_digest_ = 0;
   uint64_t incarnation_digest_ = 0;
   uint64_t policy_digest_ = 0;
+  uint64_t roster_digest_ = 0;
   uint64_t standing_digest_ = 0;
 };
 

@@ -200,6 +200,19 @@ struct IncarnationState {
 // Ranks left over from older incarnations are of the last few of them. A token has at most 255 bytes.
 inline constexpr size_t kPastTokensMax = 32;
 
+// The nodes that know of the newest commit: roster.h.
+struct RosterRecord {
+  uint64_t revision = 0;  // grows with every change; 0: there is no roster
+  Epoch epoch = 0;        // of the view whose members are the roster
+  uint32_t nodes = 0;     // of them, less those that an operator has given up
+  // Of the first ones, as far as they are known. Empty in an announcement.
+  std::vector<std::string> names;
+  auto Fields() { return std::tie(revision, epoch, nodes, names); }
+  friend bool operator==(const RosterRecord&, const RosterRecord&) = default;
+};
+// A message that names more nodes is not read.
+inline constexpr size_t kRosterNamesMax = 64;
+
 struct Inventory {
   static constexpr Kind kKind = Kind::kInventory;
   uint64_t sequence = 0;  // grows with every inventory of one instance
@@ -215,9 +228,13 @@ struct Inventory {
   std::vector<ShardKey> loading;      // shards that are being read from storage here
   std::vector<RestoreNote> restores;  // as in the leader's last announcement
   RankPolicy policy;                  // as in the leader's last announcement
+  RosterRecord roster;                // in this node's arena
+  StepKey newest_committed;           // likewise
+  Epoch joined = 0;                   // of the first view that had this instance
   auto Fields() {
     return Tie(sequence, report, incarnation, incarnation_max, asking_from, short_of_memory, persisting,
-               loading, Since<9>(restores), Since<9>(policy));
+               loading, Since<9>(restores), Since<9>(policy), Since<9>(roster), Since<9>(newest_committed),
+               Since<9>(joined));
   }
 };
 struct SessionKey {
@@ -239,7 +256,10 @@ struct InventoryDelta {
   std::vector<StepKey> persisting;  // the complete list; likewise `loading`
   std::vector<ShardKey> loading;
   std::vector<RestoreNote> restores;
-  std::vector<RankPolicy> policy;             // one entry if it has changed
+  std::vector<RankPolicy> policy;    // one entry if it has changed
+  std::vector<RosterRecord> roster;  // one entry if it has changed
+  StepKey newest_committed;
+  Epoch joined = 0;
   std::vector<IncarnationState> incarnation;  // one entry if it has changed
   std::vector<NodeReport> report;             // one entry if it has changed; without sessions and copies
   std::vector<SessionReport> sessions;
@@ -248,8 +268,8 @@ struct InventoryDelta {
   std::vector<ShardKey> copies_gone;
   auto Fields() {
     return Tie(sequence, base, digest, incarnation_max, asking_from, short_of_memory, persisting, loading,
-               Since<9>(restores), Since<9>(policy), incarnation, report, sessions, sessions_gone, copies,
-               copies_gone);
+               Since<9>(restores), Since<9>(policy), Since<9>(roster), Since<9>(newest_committed),
+               Since<9>(joined), incarnation, report, sessions, sessions_gone, copies, copies_gone);
   }
 };
 // `want_whole`: the changes in this message could not be applied; send a whole inventory.
@@ -309,10 +329,14 @@ struct LeaderState {
   std::vector<Disagreement> disagreements;  // the newest, by step, at most kDisagreementsMax
   std::vector<DroppedStep> dropped;  // at most kDroppedMax: a wait for one of them that is not committed ends
   RankPolicy policy;                 // set by ranks for storage; incarnation 0: nothing is set
+  // A member writes it into its arena if its epoch is that of the view, or that of the roster there.
+  RosterRecord roster;
+  std::vector<std::string> forgotten;  // nodes that an operator has removed from it
   auto Fields() {
     return Tie(sequence, incarnation, committed, judged, marked, keep, release_before, dead, evictable,
                persisting, persisted, not_persisted, persist_judged, Since<9>(restores),
-               Since<9>(disagreements), Since<9>(dropped), Since<9>(policy));
+               Since<9>(disagreements), Since<9>(dropped), Since<9>(policy), Since<9>(roster),
+               Since<9>(forgotten));
   }
 };
 struct LeaderStateAck {
@@ -335,7 +359,8 @@ struct Question {
     kQuarantine = 7,
     kDrain = 8,
     kDrop = 9,
-    kPolicy = 10
+    kPolicy = 10,
+    kForget = 11
   };
   uint64_t number = 0;
   Topic topic = Topic::kLatest;
@@ -436,6 +461,11 @@ struct DrainReply {
     return std::tie(shards_left, bytes_left, shards_short, latest_safe, no_room, others_leave, persisting,
                     persisted);
   }
+};
+// An operator gives up a node of the roster that is missing, or all of them (empty).
+struct ForgetQuestion {
+  std::string node;
+  auto Fields() { return std::tie(node); }
 };
 struct VerifyQuestion {
   bool has_step = false;

@@ -180,6 +180,15 @@ struct PolicyReport {
   }
 };
 
+// The nodes that know of the newest commit (roster.h).
+struct RosterReport {
+  uint32_t nodes = 0;  // 0: nothing was committed yet
+  uint32_t missing = 0;
+  std::string missing_names;  // as far as they are known
+  std::string waiting;        // why the choice of what to restore waits; empty: it does not
+  auto Fields() { return std::tie(nodes, missing, missing_names, waiting); }
+};
+
 struct ClusterReport {
   std::string job;
   Epoch epoch = 0;
@@ -194,9 +203,10 @@ struct ClusterReport {
   std::vector<NodeReport> nodes;
   std::vector<StepReport> steps;  // newest first
   PolicyReport policy;
+  RosterReport roster;
   auto Fields() {
     return Tie(job, epoch, leader, nodes_expected, incarnation, world_size, ranks_open, incarnation_token,
-               has_latest, latest, nodes, steps, Since<9>(policy));
+               has_latest, latest, nodes, steps, Since<9>(policy), Since<9>(roster));
   }
 };
 

@@ -28,6 +28,9 @@
 
 namespace ropeteam::engine {
 
+// The first protocol version whose messages have the notes.
+inline constexpr uint32_t kRestoresSince = 9;
+
 class Restores {
  public:
   Restores(Context* context, StorageWorks* works, StorageHold* hold, const StoredSteps* stored)

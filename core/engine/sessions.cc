@@ -601,12 +601,8 @@ void Sessions::AskLeader(SessionId id, RequestId request, Question::Topic topic,
 void Sessions::Drop(SessionId id, RequestId request, Step step, TimeUs timeout_us) {
   const Session& session = SessionOf(id);
   if (session.is_rank() && Admitted(id, request) == nullptr) return;
-  if (parts_.context.protocol < 9)
-    return AnswerStatusTo(id, request,
-                          Error(Code::kUnsupported,
-                                "a drop needs protocol 9 on every node, the job speaks %u: replace its "
-                                "older daemons",
-                                parts_.context.protocol));
+  if (const Status spoken = RequireProtocol(parts_.context, kDropSince, "a drop"); !spoken.ok())
+    return AnswerStatusTo(id, request, spoken);
   DropQuestion question{step, 0, DroppedStep::kOperator, false};
   if (session.is_rank()) {
     const ShardId own{session.incarnation, step, session.hello.rank};
@@ -679,6 +675,15 @@ void Sessions::Latest(SessionId id, RequestId request, Level level, TimeUs timeo
 void Sessions::Quarantine(SessionId id, RequestId request, Step step, bool undo, TimeUs timeout_us) {
   AskLeader<Nothing>(id, request, Question::Topic::kQuarantine, Encode(QuarantineQuestion{step, undo}),
                      timeout_us, [](const Nothing&) { return AnswerStatus{}; });
+}
+
+void Sessions::Forget(SessionId id, RequestId request, const std::string& node, TimeUs timeout_us) {
+  if (node.size() > kNodeNameBytesMax)
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kInvalidArgument, "node name of %zu bytes, limit %zu", node.size(), kNodeNameBytesMax));
+  AskLeader<Nothing>(id, request, Question::Topic::kForget, Encode(ForgetQuestion{node}), timeout_us,
+                     [](const Nothing&) { return AnswerStatus{}; });
 }
 
 void Sessions::Report(SessionId id, RequestId request, TimeUs timeout_us) {

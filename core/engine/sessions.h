@@ -48,6 +48,7 @@ class Sessions {
                   TimeUs timeout_us);
   void ViewClose(SessionId session, ViewId view);
   void Quarantine(SessionId session, RequestId request, Step step, bool undo, TimeUs timeout_us);
+  void Forget(SessionId session, RequestId request, const std::string& node, TimeUs timeout_us);
   void Report(SessionId session, RequestId request, TimeUs timeout_us);
   void Verify(SessionId session, RequestId request, const Step* step, TimeUs timeout_us);
   void Trace(SessionId session, RequestId request, NodeId node, bool events, Step step, TimeUs timeout_us);
