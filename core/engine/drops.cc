@@ -29,10 +29,9 @@ Status MayDrop(const StepId& id, const StepTable::StepState* step, const DropFac
                  "%s is not dropped yet: the newest committed %s cannot be produced now, or some node has "
                  "not marked it",
                  name.c_str(), committed.front().ToString().c_str());
-  if (facts.members < facts.nodes)
-    return Error(Code::kUnavailable,
-                 "%s is not dropped yet: %zu of %u nodes are here, and another may know that it is committed",
-                 name.c_str(), facts.members, facts.nodes);
+  if (!facts.missing.empty())
+    return Error(Code::kUnavailable, "%s is not dropped yet: %s may know that it is committed", name.c_str(),
+                 facts.missing.c_str());
   return OkStatus();
 }
 

@@ -11,8 +11,8 @@
 //   every member and producible                                          there is a base after it
 //   the base, or the newest committed step                               is refused
 //   committed, between the two; or there is no base now                  waits
-//   not committed, newer than the base, all of the job's nodes here      is carried out: the step is released for good
-//   not committed, newer than the base, a node is away                   waits: the node may know that it is committed
+//   not committed, newer than the base, no node is missing (roster.h)    is carried out: the step is released for good
+//   not committed, newer than the base, a node is missing                waits: the node may know that it is committed
 //   not committed, and no step is committed                              is refused
 // clang-format on
 //
@@ -46,9 +46,11 @@ struct DropFacts {
   // Of the last announcement:
   StepId base;           // RetentionPlan::release_before
   StepId newest_marked;  // by every member
-  uint32_t nodes = 0;    // of the job
-  size_t members = 0;    // of the view; all of them have reported their inventory
+  std::string missing;   // nodes of the roster that are not here; empty: none
 };
+
+// The first protocol version that has the question.
+inline constexpr uint32_t kDropSince = 9;
 
 class Drops {
  public:

@@ -7,6 +7,13 @@
 #include "core/base/log.h"
 
 namespace ropeteam::engine {
+namespace {
+
+Status NoStep() {
+  return Error(Code::kNotFound, "there is no step of which every rank's shard can be produced");
+}
+
+}  // namespace
 
 bool Latest::Producible(const StepId& id) const {
   const StepTable::StepState* step = table_.Find(id);
@@ -86,51 +93,114 @@ Result<std::optional<StepId>> Latest::NewestBefore(const StepId& end, Of of) {
   return *stored ? *stored : newest;
 }
 
-Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSettings& settings) {
-  const Status none = Error(Code::kNotFound, "there is no step of which every rank's shard can be produced");
-  if (asking == 0) {
-    for (const Of of : {Of::kOffered, Of::kAll}) {
-      const Result<std::optional<StepId>> found = NewestBefore({UINT64_MAX, 0}, of);
-      if (const std::optional<StepId> newest = found.ok() ? *found : NewestInMemory(of)) return *newest;
-      if (of == Of::kAll && !found.ok()) return found.status();
-    }
-    return none;
+StepId Latest::NewestKnown() const {
+  const StepId heard = roster_.newest_committed();
+  const IncarnationState& incarnation = incarnations_.current();
+  // The job has continued from an older step.
+  const bool abandoned = incarnation.pinned_by != 0 && incarnation.pin < heard &&
+                         heard.incarnation < incarnation.pinned_by && !may_choose_again_;
+  const StepId held = NewestCommitted();
+  return abandoned || restores_.Holds(heard) ? held : std::max(held, heard);
+}
+
+Result<StepId> Latest::ResolveForOperator() {
+  for (const Of of : {Of::kOffered, Of::kAll}) {
+    const Result<std::optional<StepId>> found = NewestBefore({UINT64_MAX, 0}, of);
+    if (const std::optional<StepId> newest = found.ok() ? *found : NewestInMemory(of)) return *newest;
+    if (of == Of::kAll && !found.ok()) return found.status();
   }
-  // The incarnation's own steps may be on storage only.
-  const std::optional<StepId> own = table_.NewestProducible(asking);
-  const Result<std::optional<StepId>> own_stored =
-      NewestStored(own ? *own : StepId{asking, 0}, {asking + 1, 0}, Of::kAll);
-  if (!own_stored.ok()) return own_stored.status();
-  if (*own_stored) return **own_stored;
-  if (own) return *own;
+  return NoStep();
+}
+
+Result<std::optional<StepId>> Latest::OwnStep(Incarnation incarnation) {
+  const std::optional<StepId> own = table_.NewestProducible(incarnation);
+  const Result<std::optional<StepId>> stored =
+      NewestStored(own ? *own : StepId{incarnation, 0}, {incarnation + 1, 0}, Of::kAll);
+  if (!stored.ok() || *stored) return stored;
+  return own;
+}
+
+// A node with a newer committed step was away during the choice, and no rank was told.
+bool Latest::BetterThanPin() const {
+  return may_choose_again_ && Producible(NewestCommitted()) &&
+         incarnations_.current().pin < NewestCommitted();
+}
+
+Result<std::optional<StepId>> Latest::Pinned() const {
   const IncarnationState& incarnation = incarnations_.current();
   if (incarnation.forgotten)
     return Error(Code::kUnavailable,
                  "no node remembers what incarnation %llu restores; the next incarnation can restore",
                  IncarnationNumber(incarnation.number));
-  // A better step exists if a node with a newer committed step was away during the choice, and no rank was told.
-  const bool better =
-      may_choose_again_ && Producible(NewestCommitted()) && incarnation.pin < NewestCommitted();
-  if (incarnation.has_pin() && !better) {
-    if (incarnation.pin == StepId() && !may_choose_again_) return none;
-    if (Available(incarnation.pin)) return incarnation.pin;
+  if (!incarnation.has_pin()) return std::optional<StepId>();
+  if (!BetterThanPin()) {
+    if (incarnation.pin == StepId() && !may_choose_again_) return NoStep();
+    if (Available(incarnation.pin)) return std::optional<StepId>(incarnation.pin);
   }
-  if (incarnation.has_pin() && !may_choose_again_) {
-    // Some rank of this incarnation may have continued from it, and another step for the others would mix the two. Its
-    // holder may come back. If not, the next incarnation is offered an older step.
-    LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now",
-                incarnation.pin.ToString().c_str(), IncarnationNumber(incarnation.number));
-    return Error(
-        Code::kUnavailable,
-        "%s, which this incarnation restores, cannot be produced now; the next one is offered an older step",
-        incarnation.pin.ToString().c_str());
+  if (may_choose_again_) return std::optional<StepId>();
+  // Some rank of this incarnation may have continued from it, and another step for the others would mix the two. Its
+  // holder may come back. If not, the next incarnation is offered an older step.
+  LOG_WARNING("%s, which incarnation %llu restores, cannot be produced now",
+              incarnation.pin.ToString().c_str(), IncarnationNumber(incarnation.number));
+  return Error(
+      Code::kUnavailable,
+      "%s, which this incarnation restores, cannot be produced now; the next one is offered an older step",
+      incarnation.pin.ToString().c_str());
+}
+
+// A missing node may hold a step that no member has. It is often on its way as long as ranks are missing, too.
+std::string Latest::WhyWait() const {
+  const StepId known = NewestKnown();
+  const uint32_t ranks = incarnations_.ranks_present();
+  const uint32_t world = incarnations_.current().world_size;
+  if (roster_.Missing() == 0) return {};
+  if (known != StepId() && !Available(known))
+    return "committed " + known.ToString() + " cannot be produced without them";
+  if (!roster_.MayChoose()) return "they may know of a newer commit";
+  return ranks < world ? std::to_string(ranks) + " of " + std::to_string(world) + " ranks are here" : "";
+}
+
+std::string Latest::Waiting() const {
+  const TimeUs until = missing_since_ + context_.view.settings.wait_for_missing_us;
+  const std::string why = WhyWait();
+  if (missing_since_ == 0 || until <= context_.now || why.empty()) return {};
+  return "missing " + roster_.NamesOfMissing() + ": " + why + "; waits " +
+         std::to_string((until - context_.now + 999'999) / 1'000'000) +
+         " s more, or until `ropeteam forget` gives them up";
+}
+
+Status Latest::WaitForMissing() {
+  const std::string why = WhyWait();
+  if (why.empty()) {
+    missing_since_ = 0;
+    return OkStatus();
   }
-  if (members + settings.replicas < settings.nodes)
-    return Error(
-        Code::kUnavailable,
-        "%zu of %u nodes are here, and with more than %u missing a committed step might not be seen: start "
-        "the others, or all daemons again with --nodes %zu",
-        members, settings.nodes, settings.replicas, members);
+  if (missing_since_ == 0) missing_since_ = context_.now;
+  const std::string waiting = Waiting();
+  if (!waiting.empty()) return Error(Code::kUnavailable, "%s", waiting.c_str());
+  if (said_for_ == incarnations_.current().number) return OkStatus();
+  said_for_ = incarnations_.current().number;
+  LOG_WARNING("missing %s: %s; waited %llu s and goes on without them", roster_.NamesOfMissing().c_str(),
+              why.c_str(),
+              static_cast<unsigned long long>(context_.view.settings.wait_for_missing_us / 1'000'000));
+  return OkStatus();
+}
+
+Result<StepId> Latest::Resolve(Incarnation asking) {
+  if (asking == 0) return ResolveForOperator();
+  const Result<std::optional<StepId>> own = OwnStep(asking);
+  if (!own.ok()) return own.status();
+  if (*own) return **own;
+  const Result<std::optional<StepId>> pinned = Pinned();
+  if (!pinned.ok()) return pinned.status();
+  if (*pinned) return **pinned;
+  ROPETEAM_RETURN_IF_ERROR(WaitForMissing());
+  return Choose(asking);
+}
+
+Result<StepId> Latest::Choose(Incarnation asking) {
+  const IncarnationState& incarnation = incarnations_.current();
+  const JobSettings& settings = context_.view.settings;
   if (const std::optional<StepId> later = stored_.Newest(); later && asking < later->incarnation)
     return Error(Code::kStale, "storage has %s, of an incarnation after this one: restart the world",
                  later->ToString().c_str());
@@ -142,13 +212,16 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
   const std::optional<StepId> newest = *offered;
   if (!stored_.known() && newest)
     LOG_WARNING("%s is chosen from memory: %s", newest->ToString().c_str(), stored_.WhyUnknown().c_str());
-  if (const StepId id = NewestCommitted(); newest.value_or(StepId()) < id) {
-    if (!newest && members < settings.nodes)
+  if (const StepId id = NewestKnown(); newest.value_or(StepId()) < id) {
+    if (!newest)
       return Error(Code::kUnavailable,
-                   "committed %s cannot be produced by the nodes that are here, and not all of the job's are",
-                   id.ToString().c_str());
-    LOG_WARNING("committed %s cannot be produced, offering %s", id.ToString().c_str(),
-                newest ? newest->ToString().c_str() : "nothing");
+                   "committed %s cannot be produced, and there is no older step: bring back %s, or give the "
+                   "step up with `ropeteam quarantine %llu`",
+                   id.ToString().c_str(),
+                   roster_.Missing() == 0 ? "its copies" : roster_.NamesOfMissing().c_str(),
+                   static_cast<unsigned long long>(id.step));
+    LOG_WARNING("committed %s cannot be produced and is given up, offering %s", id.ToString().c_str(),
+                newest->ToString().c_str());
   }
   if (!newest && !stored_.source_damage().empty())
     return Error(Code::kCorrupt, "no step of %s is good: %s", settings.restore_from.c_str(),
@@ -160,12 +233,13 @@ Result<StepId> Latest::Resolve(Incarnation asking, size_t members, const JobSett
     if (chosen < note.step && restores_.Holds(note.step) && Available(note.step))
       restores_.PassOver(note.step, chosen);
   if (incarnation.has_pin() && incarnation.pin != chosen)
-    LOG_WARNING(
-        "%s was not told to any rank and %s: choosing again", incarnation.pin.ToString().c_str(),
-        better ? "is older than a committed step that can be produced again" : "cannot be produced now");
+    LOG_WARNING("%s was not told to any rank and %s: choosing again", incarnation.pin.ToString().c_str(),
+                BetterThanPin() ? "is older than a committed step that can be produced again"
+                                : "cannot be produced now");
   incarnations_.Pin(chosen);
+  chosen_for_ = asking;
   may_choose_again_ = true;
-  if (!newest) return none;
+  if (!newest) return NoStep();
   ROPETEAM_CHECK(Available(*newest));
   LOG_INFO("incarnation %llu restores %s%s", IncarnationNumber(incarnation.number),
            newest->ToString().c_str(), Producible(*newest) ? "" : " from storage");

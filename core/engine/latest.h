@@ -12,6 +12,7 @@
 
 #include "core/engine/incarnations.h"
 #include "core/engine/restores.h"
+#include "core/engine/roster.h"
 #include "core/engine/step_table.h"
 #include "core/engine/stored_steps.h"
 
@@ -20,16 +21,18 @@ namespace ropeteam::engine {
 class Latest {
  public:
   Latest(const Context* context, const StepTable* table, Incarnations* incarnations, StoredSteps* stored,
-         Restores* restores)
+         Restores* restores, const Roster* roster)
       : context_(*context),
         table_(*table),
         incarnations_(*incarnations),
         stored_(*stored),
-        restores_(*restores) {}
+        restores_(*restores),
+        roster_(*roster) {}
 
   // This node begins to lead. It cannot tell which pin the previous leader has told a rank.
   void Begin() {
     may_choose_again_ = false;
+    missing_since_ = chosen_for_ = 0;
     OnListAgain();
   }
   // A new listing of storage has begun.
@@ -37,10 +40,17 @@ class Latest {
   // `asking`: the incarnation of the asking rank, which is the current one; 0: an operator asks. The first rank that
   // asks fixes the choice for its whole incarnation, unless the incarnation has a step of its own. As long as no rank
   // was told, the choice is made again in two cases: the step cannot be produced, or a newer committed step can be
-  // produced again. `members`: the size of the view; all members have reported their inventory. While more than R of
-  // the job's nodes are missing, no choice is made: a step that was reported COMMITTED might be invisible, and an older
-  // one would look like the newest. Quarantined steps are passed over, unless there are no others.
-  Result<StepId> Resolve(Incarnation asking, size_t members, const JobSettings& settings);
+  // produced again. No choice is made before the members know of every commit (roster.h), nor while a known commit
+  // cannot be produced and a node is missing; but not for longer than JobSettings::wait_for_missing_us. Then an older
+  // step is offered, with a warning; nothing is offered only where nothing is known to be committed. Quarantined steps
+  // are passed over, unless there are no others.
+  Result<StepId> Resolve(Incarnation asking);
+  // Why a choice waits for missing nodes, and for how long; empty: it does not.
+  std::string Waiting() const;
+  // From memory or storage.
+  bool Available(const StepId& id) const { return Producible(id) || stored_.Has(id); }
+  // The newest committed step that is neither quarantined nor abandoned, also if no node has a copy; {0, 0}: none.
+  StepId NewestKnown() const;
   // The newest step on storage whose files all exist with the right sizes. It does not fix a choice.
   Result<StepId> NewestPersisted();
   // The previous leader has not told a rank either.
@@ -48,15 +58,20 @@ class Latest {
   // A rank is being told the pin: it can no longer change.
   void OnTold() { may_choose_again_ = false; }
   bool may_choose_again() const { return may_choose_again_; }
+  // The incarnation for which this leader has chosen; 0: none.
+  Incarnation chosen_for() const { return chosen_for_; }
   // The newest quarantined step that could be offered instead of `offered`; {0, 0}: none.
   StepId PassedOver(const StepId& offered) const;
   // The step that a reader means by its number. It may be impossible to produce.
   Result<StepId> ResolveStep(const LocateQuestion& locate) const;
 
+  // No node is missing: a later wait for nodes starts from zero.
+  void NoneMissing() { missing_since_ = 0; }
+
   // Questions that are answered once every member has the pin, so that a later leader cannot choose another.
-  using Waiting = std::map<std::pair<NodeId, uint64_t>, LatestQuestion>;
+  using Questions = std::map<std::pair<NodeId, uint64_t>, LatestQuestion>;
   void Wait(NodeId from, uint64_t number, const LatestQuestion& question);
-  Waiting TakeWaiting() { return std::exchange(waiting_, {}); }
+  Questions TakeWaiting() { return std::exchange(waiting_, {}); }
   bool waiting() const { return !waiting_.empty(); }
 
  private:
@@ -64,11 +79,18 @@ class Latest {
   // second, and a restart must not hang because storage is down.
   static constexpr TimeUs kStorageWaitUs = 10'000'000;
 
-  bool Producible(const StepId& id) const;  // from memory
-  // From memory or storage.
-  bool Available(const StepId& id) const { return Producible(id) || stored_.Has(id); }
+  bool Producible(const StepId& id) const;     // from memory
   enum class Of : uint8_t { kOffered, kAll };  // kAll: quarantined ones too
-  StepId NewestCommitted() const;              // and not quarantined; {0, 0}: none
+  StepId NewestCommitted() const;  // of which a node has a copy, and not quarantined; {0, 0}: none
+  Result<StepId> ResolveForOperator();
+  // The newest step of the incarnation itself, in memory or on storage; nullopt: none.
+  Result<std::optional<StepId>> OwnStep(Incarnation incarnation);
+  // The pin, if the choice stands; nullopt: there is a choice to make.
+  Result<std::optional<StepId>> Pinned() const;
+  bool BetterThanPin() const;
+  std::string WhyWait() const;  // empty: a choice needs to wait for no node
+  Status WaitForMissing();
+  Result<StepId> Choose(Incarnation asking);
   // The newest that can be produced from memory.
   std::optional<StepId> NewestInMemory(Of of) const;
   // The newest step on storage that is newer than `floor` and older than `end`. kUnavailable: the listing is not
@@ -84,9 +106,13 @@ class Latest {
   Incarnations& incarnations_;
   StoredSteps& stored_;
   Restores& restores_;
+  const Roster& roster_;
   TimeUs waits_since_ = 0;  // waiting for the listing since then; 0: no question has come yet
   TimeUs note_waits_since_ = 0;
-  Waiting waiting_;
+  Questions waiting_;
+  TimeUs missing_since_ = 0;  // a choice waits for missing nodes since then; 0: it does not
+  Incarnation chosen_for_ = 0;
+  Incarnation said_for_ = 0;       // the incarnation for which the end of the wait was logged
   bool may_choose_again_ = false;  // no rank was told the choice
 };
 

@@ -9,21 +9,6 @@
 #include "core/base/log.h"
 
 namespace ropeteam::engine {
-namespace {
-
-// For each of these steps, the sequence of the state that listed it first without a gap: as in `before`, or else
-// `sequence`.
-std::map<StepId, uint64_t> SinceWhen(const std::vector<StepKey>& steps,
-                                     const std::map<StepId, uint64_t>& before, uint64_t sequence) {
-  std::map<StepId, uint64_t> since;
-  for (const StepKey& key : steps) {
-    const auto known = before.find(key.id);
-    since.emplace(key.id, known == before.end() ? sequence : known->second);
-  }
-  return since;
-}
-
-}  // namespace
 
 void Leader::Begin() {
   members_.clear();
@@ -39,9 +24,14 @@ void Leader::Begin() {
   policy_.Begin();
   persistence_.Begin();
   loaders_.clear();
-  persisting_since_.clear();
+  persisting_durable_.Begin();
+  restores_durable_.Begin();
+  policy_durable_.Begin();
+  roster_durable_.Begin();
+  pin_durable_.Begin();
+  roster_.Begin();
   disagreements_.clear();
-  listed_.clear();
+  listed_.Begin();
   marked_.clear();
   decides_from_ = context_.settle_until;
   verifier_.Clear();
@@ -51,7 +41,7 @@ void Leader::Begin() {
   short_since_ = short_seen_ = 0;
   mark_again_ = false;
   state_ = LeaderState();
-  sequence_ = restores_sequence_ = policy_sequence_ = 0;
+  sequence_ = 0;
   next_restore_ = context_.now + kRestoreEveryUs;
 }
 
@@ -93,6 +83,7 @@ void Leader::OnView(const View& before) {
       static_cast<size_t>(std::count_if(members_.begin(), members_.end(), [](const auto& member) {
         return member.inventory().short_of_memory;
       })));
+  roster_.OnView();
   verifier_.OnView();
   persistence_.OnView();
   latest_.TakeWaiting();  // they ask again in this epoch
@@ -163,6 +154,7 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   persistence_.Learn(inventory.persisting);
   restores_.Learn(inventory.restores);
   policy_.Learn(inventory.policy);
+  roster_.Learn(member->id, inventory);
   // An earlier leader allowed these reads.
   for (const ShardKey& key : inventory.loading) loaders_.try_emplace(key.id, Loader{member->id, 0, {}});
   if (change.incarnation || change.seats)
@@ -184,6 +176,8 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   const bool leaves = table_.SetLeaving(member->id, inventory.report.leaving);
   if (redundancy_.OnCopies(member->id, change.after) || table_.losses() != losses_ || leaves) RestoreSoon();
   losses_ = table_.losses();
+  if (roster_.Behind() && !state_.committed.empty() && HasAllCopies(state_.committed.front().id))
+    dirty_ = true;
   dirty_ = dirty_ || table_.version() != table_seen_ || incarnations_.version() != incarnation_seen_;
 }
 
@@ -202,11 +196,10 @@ void Leader::OnStoredChecked(NodeId from, const StoredChecked& checked) {
   if (Find(from) != nullptr) damage_.OnChecked(from, checked);
 }
 
-// A shard that was saved in an earlier session may be on an absent node. If all of the job's nodes are here, the table
-// has it.
+// A shard that was saved in an earlier session may be on a missing node. If none is missing, the table has it.
 bool Leader::Passed(const SessionReport& session, Step step) const {
   return session.has_ended && step < session.newest_ended &&
-         (session.oldest_ended <= step || members_.size() >= context_.view.settings.nodes) &&
+         (session.oldest_ended <= step || roster_.Missing() == 0) &&
          std::find(session.open_steps.begin(), session.open_steps.end(), step) == session.open_steps.end();
 }
 
@@ -223,10 +216,11 @@ bool Leader::PassesOpenStep(const SessionReport& session) const {
 
 void Leader::Flush() {
   dirty_ = dirty_ || persistence_.version() != persistence_seen_ || stored_.version() != stored_seen_ ||
-           restores_.version() != restores_seen_ || drops_.version() != drops_seen_ ||
-           policy_.version() != policy_seen_;
+           !restores_durable_.Announced(restores_.version()) || drops_.version() != drops_seen_ ||
+           !policy_durable_.Announced(policy_.version()) || !roster_durable_.Announced(roster_.version());
   if (!leading_ || !dirty_ || !complete() || !may_decide()) return;
   dirty_ = false;
+  if (roster_.Missing() == 0) latest_.NoneMissing();
   if (sequence_ == 0 && !PinWasHeard()) latest_.NoRankWasTold();
   Announce();
   SettleContested();
@@ -279,7 +273,7 @@ RetentionPlan Leader::Retain(const std::set<StepId>& told) {
     if (restores_.Holds(note.step)) quarantined.insert(note.step);
   RetentionPlan plan =
       PlanRetention({table_, incarnations_.current(), hopeless, told, persisting, context_.view.settings,
-                     members_.size(), !latest_.may_choose_again(), quarantined, drops_.steps()});
+                     roster_.MayChoose(), !latest_.may_choose_again(), quarantined, drops_.steps()});
   for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
     for (const StepId& id : *gone)
       if (!table_.Find(id)->committed) table_.Release(id);
@@ -291,7 +285,7 @@ RetentionPlan Leader::Retain(const std::set<StepId>& told) {
 // Records which of the listed commits every member has acknowledged.
 void Leader::NoteMarked() {
   const uint64_t acked = acked_by_all();
-  for (const auto& [id, sequence] : listed_)
+  for (const auto& [id, sequence] : listed_.since())
     if (sequence <= acked && marked_.insert(id).second) dirty_ = true;
 }
 
@@ -318,83 +312,115 @@ void Leader::SettleContested() {
   for (const auto& [node, drop] : Losers()) context_.Send(node, drop);
 }
 
-void Leader::Announce() {
-  ROPETEAM_CHECK(leading_ && complete() && may_decide());
-  LeaderState state;
-  state.incarnation = incarnations_.current();
-  // A forgotten incarnation has no known pin, so no step of an earlier incarnation is committed any more.
-  if (state.incarnation.forgotten) {
-    table_.Bar(state.incarnation.number, StepId());
-  } else if (state.incarnation.pinned_by != 0) {
-    table_.Bar(state.incarnation.pinned_by, state.incarnation.pin);
+// A forgotten incarnation has no known pin, so no step of an earlier incarnation is committed any more.
+void Leader::ReleaseAbandoned() {
+  const IncarnationState& incarnation = incarnations_.current();
+  if (incarnation.forgotten) {
+    table_.Bar(incarnation.number, StepId());
+  } else if (incarnation.pinned_by != 0) {
+    table_.Bar(incarnation.pinned_by, incarnation.pin);
   }
   // A step that has lost all its copies is removed from the list. If copies return, it is listed again.
-  const auto unknown = [this](const StepId& id) {
+  std::erase_if(marked_, [this](const StepId& id) {
     const StepTable::StepState* step = table_.Find(id);
     return step == nullptr || !step->committed;
-  };
-  std::erase_if(marked_, unknown);
+  });
   ReleaseDisagreeing();
   ReleaseDropped();
+}
+
+void Leader::ListCommits(LeaderState* state) {
   for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
-  const std::vector<StepId> committed =
-      table_.CommittedNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax);
   // Nodes mark every copy of a listed step. So copies with other bytes must be dropped before the step is listed.
   std::set<StepId> unsettled;
   for (const auto& [node, drop] : Losers()) unsettled.insert(StepOf(drop.shard.id));
-  for (const StepId& id : committed) {
+  for (const StepId& id :
+       table_.CommittedNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax)) {
     if (unsettled.contains(id)) continue;
-    state.committed.push_back({id});
+    state->committed.push_back({id});
     // The job may have continued without a marked step. Then no rank was told of the step, or it was lost with more
     // than R nodes. From now on no rank may be told of it.
-    if (marked_.contains(id) && !table_.Barred(id)) state.marked.push_back({id});
+    if (marked_.contains(id) && !table_.Barred(id)) state->marked.push_back({id});
   }
-  // A step that is too old to be listed releases nothing, because no rank is told of it.
-  std::set<StepId> told;
-  for (const StepKey& key : state.marked) told.insert(key.id);
-  persistence_.Judge(told, incarnations_.current());
-  if (!told.empty()) restores_.OnCommitted(*told.rbegin());
-  const RetentionPlan plan = Retain(told);
-  for (const StepId& id : plan.keep) state.keep.push_back({id});
-  for (const StepId& id : plan.dead) state.dead.push_back({id});
-  for (const StepId& id : drops_.never_committed())
-    if (table_.Find(id) == nullptr && !(id < plan.release_before)) state.dead.push_back({id});
-  for (const StepId& id : plan.evictable) state.evictable.push_back({id});
-  state.release_before.id = plan.release_before;
-  state.persisting = persistence_.persisting();
-  for (const StepId& id : stored_.NewestFirst(kPersistedListedMax)) state.persisted.push_back({id});
-  state.not_persisted.assign(persistence_.not_persisted().begin(), persistence_.not_persisted().end());
-  state.persist_judged.id = persistence_.judged();
-  state.restores = restores_.notes();
-  state.policy = policy_.known();
-  for (const auto& [id, found] : disagreements_) state.disagreements.push_back(found);
-  state.dropped = drops_.notes();
+}
 
-  state.sequence = state_.sequence;
-  const bool changed = sequence_ == 0 || mark_again_ || Encode(state) != Encode(state_);
-  mark_again_ = false;
-  const bool new_pin =
-      state.incarnation.has_pin() && (sequence_ == 0 || !state_.incarnation.has_pin() ||
-                                      state_.incarnation.number != state.incarnation.number ||
-                                      state_.incarnation.pin != state.incarnation.pin);
-  if (changed) {
-    state.sequence = ++sequence_;
-    if (new_pin) pin_sequence_ = sequence_;
-    if (restores_.version() != restores_seen_) restores_sequence_ = sequence_;
-    if (policy_.version() != policy_seen_) policy_sequence_ = sequence_;
-    // A step with a gap in its listing must be marked again: some member may have received no state that listed it.
-    listed_ = SinceWhen(state.committed, listed_, sequence_);
-    persisting_since_ = SinceWhen(state.persisting, persisting_since_, sequence_);
-    state_ = std::move(state);
-  }
-  drops_.OnAnnounced(sequence_, plan.keep);
+// Only members that know of every commit may become the roster. After an incarnation has chosen what it restores, its own
+// commits are newer than any that a missing node may know of.
+void Leader::RenewRoster(const LeaderState& state) {
+  if (state.committed.empty() || context_.protocol < kRosterSince) return;
+  const StepId& newest = state.committed.front().id;
+  const bool own = newest.incarnation == latest_.chosen_for() && marked_.contains(newest);
+  if (!(newest < roster_.newest_committed()) && HasAllCopies(newest) && (own || roster_.MayChoose()))
+    roster_.Renew();
+}
+
+// Copies on leaving nodes do not count once the roster is to do without these nodes.
+bool Leader::HasAllCopies(const StepId& id) const {
+  const StepTable::StepState* step = table_.Find(id);
+  return step != nullptr &&
+         (table_.leaving().empty() ? step->ranks_replicated == step->world_size : step->lacking.empty());
+}
+
+void Leader::AddDecisions(const std::set<StepId>& told, LeaderState* state) {
+  const RetentionPlan plan = Retain(told);
+  for (const StepId& id : plan.keep) state->keep.push_back({id});
+  for (const StepId& id : plan.dead) state->dead.push_back({id});
+  for (const StepId& id : drops_.never_committed())
+    if (table_.Find(id) == nullptr && !(id < plan.release_before)) state->dead.push_back({id});
+  for (const StepId& id : plan.evictable) state->evictable.push_back({id});
+  state->release_before.id = plan.release_before;
+  state->persisting = persistence_.persisting();
+  for (const StepId& id : stored_.NewestFirst(kPersistedListedMax)) state->persisted.push_back({id});
+  state->not_persisted.assign(persistence_.not_persisted().begin(), persistence_.not_persisted().end());
+  state->persist_judged.id = persistence_.judged();
+  state->restores = restores_.notes();
+  state->policy = policy_.known();
+  state->roster = roster_.record();
+  state->roster.names.clear();  // members know the names in their view
+  state->forgotten = roster_.forgotten();
+  for (const auto& [id, found] : disagreements_) state->disagreements.push_back(found);
+  state->dropped = drops_.notes();
+}
+
+void Leader::NoteAnnounced(const std::set<StepId>& kept) {
+  const IncarnationState& incarnation = state_.incarnation;
+  listed_.OnAnnounced(state_.committed, sequence_);
+  persisting_durable_.OnAnnounced(state_.persisting, sequence_);
+  if (incarnation.has_pin()) pin_durable_.OnAnnounced({incarnation.number, incarnation.pin}, sequence_);
+  restores_durable_.OnAnnounced(restores_.version(), sequence_);
+  policy_durable_.OnAnnounced(policy_.version(), sequence_);
+  roster_durable_.OnAnnounced(roster_.version(), sequence_);
+  drops_.OnAnnounced(sequence_, kept);
   table_seen_ = table_.version();
   drops_seen_ = drops_.version();
   incarnation_seen_ = incarnations_.version();
   persistence_seen_ = persistence_.version();
   stored_seen_ = stored_.version();
-  restores_seen_ = restores_.version();
-  policy_seen_ = policy_.version();
+}
+
+void Leader::Announce() {
+  ROPETEAM_CHECK(leading_ && complete() && may_decide());
+  LeaderState state;
+  state.incarnation = incarnations_.current();
+  ReleaseAbandoned();
+  ListCommits(&state);
+  RenewRoster(state);
+  // A step that is too old to be listed releases nothing, because no rank is told of it.
+  std::set<StepId> told;
+  for (const StepKey& key : state.marked) told.insert(key.id);
+  persistence_.Judge(told, incarnations_.current());
+  if (!told.empty()) restores_.OnCommitted(*told.rbegin());
+  AddDecisions(told, &state);
+  state.sequence = state_.sequence;
+  const bool changed = sequence_ == 0 || mark_again_ || Encode(state) != Encode(state_);
+  mark_again_ = false;
+  if (changed) {
+    state.sequence = ++sequence_;
+    state_ = std::move(state);
+  }
+  std::set<StepId> kept;
+  for (const StepKey& key : state_.keep) kept.insert(key.id);
+  NoteAnnounced(kept);
   if (!changed && told_) return;
   told_ = true;
   tell_again_after_ = kRepeatUs;
@@ -431,8 +457,8 @@ void Leader::RestoreAndTrim() {
 
 void Leader::RestoreSoon() { next_restore_ = std::min(next_restore_, context_.now + kRestoreSoonUs); }
 
-// Uncommitted steps that keep a committed one from getting its copies. No open rank can complete them, and no absent
-// node can have their missing shards.
+// Uncommitted steps that keep a committed one from getting its copies. No open rank can complete them, and no rank was
+// told that they are committed.
 std::vector<StepId> Leader::Abandoned() const {
   std::vector<StepId> abandoned;
   const bool committed_lacks =
@@ -440,9 +466,7 @@ std::vector<StepId> Leader::Abandoned() const {
         const StepTable::StepState* step = table_.Find(key.id);
         return step != nullptr && step->committed && !step->lacking.empty();
       });
-  if (!committed_lacks || incarnations_.ranks_present() != 0 ||
-      members_.size() < context_.view.settings.nodes)
-    return abandoned;
+  if (!committed_lacks || incarnations_.ranks_present() != 0 || !roster_.MayChoose()) return abandoned;
   for (const auto& [id, step] : table_.steps()) {
     if (!step.committed && !step.released && !step.producible() && id != incarnations_.current().pin)
       abandoned.push_back(id);

@@ -30,6 +30,7 @@
 
 #include "core/engine/context.h"
 #include "core/engine/drops.h"
+#include "core/engine/durable.h"
 #include "core/engine/incarnations.h"
 #include "core/engine/inventory.h"
 #include "core/engine/latest.h"
@@ -38,6 +39,7 @@
 #include "core/engine/redundancy.h"
 #include "core/engine/restores.h"
 #include "core/engine/retention.h"
+#include "core/engine/roster.h"
 #include "core/engine/step_table.h"
 #include "core/engine/storage_hold.h"
 #include "core/engine/stored_damage.h"
@@ -53,7 +55,8 @@ class Leader {
         incarnations_(context),
         stored_(context, storage, &incarnations_.current()),
         restores_(context, storage, &hold_, &stored_),
-        latest_(context, &table_, &incarnations_, &stored_, &restores_),
+        roster_(context),
+        latest_(context, &table_, &incarnations_, &stored_, &restores_, &roster_),
         redundancy_(context, &table_),
         hold_(storage),
         damage_(context, storage, &hold_),
@@ -126,6 +129,13 @@ class Leader {
   bool PassesOpenStep(const SessionReport& session) const;
   void Announce();
   void Tell();  // every member that has not acknowledged the newest announcement
+  // Announce() asks these in order.
+  void ReleaseAbandoned();
+  void ListCommits(LeaderState* state);
+  void RenewRoster(const LeaderState& state);
+  bool HasAllCopies(const StepId& id) const;
+  void AddDecisions(const std::set<StepId>& told, LeaderState* state);
+  void NoteAnnounced(const std::set<StepId>& kept);
   RetentionPlan Retain(const std::set<StepId>& told);  // `told`: steps that ranks are told are committed
   std::set<StepId> Hopeless() const;
   void NoteMarked();
@@ -162,6 +172,8 @@ class Leader {
   void AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine);
   void AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop);
   void AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drain);
+  void AnswerForget(NodeId from, uint64_t number, const ForgetQuestion& forget);
+  RosterReport DescribeRoster() const;
   bool LatestIsSafe() const;  // the newest committed step can be produced without the leaving nodes
   // Fills in what a node needs to read the shard from storage. kUnavailable: another node reads it, or its manifest is
   // being read. kNotFound: it is not on storage. `stalled`: the read on the node that asks makes no progress, so
@@ -186,6 +198,7 @@ class Leader {
   Incarnations incarnations_;
   StoredSteps stored_;
   Restores restores_;
+  Roster roster_;
   Latest latest_;
   Redundancy redundancy_;
   Drops drops_;
@@ -200,17 +213,16 @@ class Leader {
   uint64_t table_seen_ = 0;  // the versions that the last announcement was made from
   uint64_t incarnation_seen_ = 0;
   uint64_t persistence_seen_ = 0;
-  std::map<StepId, uint64_t> persisting_since_;  // by the first state that has listed them without a break
   uint64_t drops_seen_ = 0;
   uint64_t stored_seen_ = 0;
-  uint64_t restores_seen_ = 0;
-  uint64_t restores_sequence_ = 0;  // of the first state with these restores
-  uint64_t policy_seen_ = 0;
-  uint64_t policy_sequence_ = 0;  // likewise
+  Durable<> restores_durable_;
+  Durable<> policy_durable_;
+  Durable<> roster_durable_;
+  Durable<std::pair<Incarnation, StepId>> pin_durable_;
+  DurableSteps persisting_durable_;
   LeaderState state_;
   uint64_t sequence_ = 0;
-  uint64_t pin_sequence_ = 0;  // of the first state with this incarnation's pin
-  bool told_ = false;          // the newest announcement was sent to all in this epoch
+  bool told_ = false;  // the newest announcement was sent to all in this epoch
   TimeUs tell_again_at_ = kNever;
   TimeUs tell_again_after_ = 0;
   // The highest step that a session of the incarnation has ended. Only older uncommitted steps can be hopeless.
@@ -221,8 +233,7 @@ class Leader {
   TimeUs progress_at_ = 0;  // when that changed
   TimeUs next_restore_ = kNever;
   TimeUs decides_from_ = 0;
-  // The committed steps that are listed, each with the first state that has listed it without a break.
-  std::map<StepId, uint64_t> listed_;
+  DurableSteps listed_;                           // the committed steps that are announced
   std::map<StepId, Disagreement> disagreements_;  // the newest
   std::set<StepId> marked_;                       // the steps of `listed_` that every member has acknowledged
   // Shards that a node may read from storage, and the time until which the permission lasts if the node does not report

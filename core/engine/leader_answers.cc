@@ -29,7 +29,7 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
       question.topic == Question::Topic::kJoin || question.topic == Question::Topic::kLatest ||
       question.topic == Question::Topic::kPersist || question.topic == Question::Topic::kQuarantine ||
       question.topic == Question::Topic::kDrain || question.topic == Question::Topic::kDrop ||
-      question.topic == Question::Topic::kPolicy;
+      question.topic == Question::Topic::kPolicy || question.topic == Question::Topic::kForget;
   if (decides && !may_decide())
     return Reply(
         from, question.number,
@@ -46,6 +46,7 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
   DrainQuestion drain;
   DropQuestion drop;
   PolicyQuestion policy;
+  ForgetQuestion forget;
   switch (question.topic) {
     case Question::Topic::kJoin:
       if (Decode(question.payload, join)) return AnswerJoin(from, question.number, join);
@@ -72,6 +73,9 @@ void Leader::OnQuestion(NodeId from, const Question& question) {
       break;
     case Question::Topic::kDrain:
       if (Decode(question.payload, drain)) return AnswerDrain(from, question.number, drain);
+      break;
+    case Question::Topic::kForget:
+      if (Decode(question.payload, forget)) return AnswerForget(from, question.number, forget);
       break;
     case Question::Topic::kPolicy:
       if (Decode(question.payload, policy)) return AnswerPolicy(from, question.number, policy);
@@ -100,7 +104,7 @@ void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) 
 bool Leader::PinIsKnown() const {
   return sequence_ != 0 && state_.incarnation.has_pin() &&
          state_.incarnation.number == incarnations_.current().number &&
-         state_.incarnation.pin == incarnations_.current().pin && acked_by_all() >= pin_sequence_;
+         pin_durable_.Recorded({incarnations_.current().number, incarnations_.current().pin}, acked_by_all());
 }
 
 Status Leader::CheckIncarnation(Incarnation asking) const {
@@ -125,15 +129,8 @@ void Leader::AnswerLatest(NodeId from, uint64_t number, const LatestQuestion& la
   if (latest.incarnation != 0) {
     const Status current = CheckIncarnation(latest.incarnation);
     if (!current.ok()) return Reply(from, number, current);
-    // An absent node may hold what no member has. So wait for the announced number of nodes, or for all ranks of the
-    // world.
-    const uint32_t ranks = incarnations_.ranks_present();
-    if (ranks < incarnations_.current().world_size && members_.size() < context_.view.settings.nodes)
-      return Reply(from, number,
-                   Error(Code::kUnavailable, "%u of %u ranks and %zu of %u nodes are here", ranks,
-                         incarnations_.current().world_size, members_.size(), context_.view.settings.nodes));
   }
-  Result<StepId> step = latest_.Resolve(latest.incarnation, members_.size(), context_.view.settings);
+  Result<StepId> step = latest_.Resolve(latest.incarnation);
   dirty_ = dirty_ || incarnations_.version() != incarnation_seen_;  // the pin must be announced
   const uint32_t world_size = step.ok() ? WorldSizeOf(*step) : 0;
   if (step.ok() && world_size == 0)
@@ -267,9 +264,9 @@ void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& 
   const Status status = persistence_.Request(persist.step.id, incarnations_.current());
   if (!status.ok()) return Reply(from, number, status);
   // Every node must have recorded it, so that a later leader has it. Until then the asker repeats the question.
-  const auto listed = persisting_since_.find(persist.step.id);
-  const bool known = listed != persisting_since_.end() ? listed->second <= acked_by_all()
-                                                       : persistence_.version() == persistence_seen_;
+  const bool known = persisting_durable_.contains(persist.step.id)
+                         ? persisting_durable_.Recorded(persist.step.id, acked_by_all())
+                         : persistence_.version() == persistence_seen_;
   if (known) Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
@@ -336,18 +333,45 @@ void Leader::AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& qu
   if (!status.ok()) return Reply(from, number, status);
   // Every node must have recorded it, so that the next leader has it. Until then the asker repeats the question. It
   // also repeats while a running deletion removes steps that must be kept from now on.
-  if (policy_.version() == policy_seen_ && policy_sequence_ <= acked_by_all() &&
+  if (policy_durable_.Recorded(policy_.version(), acked_by_all()) &&
       !persistence_.DeletesBeyond(policy_.Of(question.incarnation).keep_on_storage))
     Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
 void Leader::AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine) {
-  const Result<StepId> step = latest_.ResolveStep({quarantine.step, 0, 0, 0, false, false});
+  const Status spoken = RequireProtocol(context_, kRestoresSince, "a quarantine");
+  if (!spoken.ok()) return Reply(from, number, spoken);
+  Result<StepId> step = latest_.ResolveStep({quarantine.step, 0, 0, 0, false, false});
+  // A commit that no node has a copy of can be given up, too.
+  const StepId heard = roster_.newest_committed();
+  if (step.status().code() == Code::kNotFound && heard != StepId() && heard.step == quarantine.step)
+    step = heard;
   if (!step.ok()) return Reply(from, number, step.status());
   restores_.Set(*step, !quarantine.undo);
   // Every node must have recorded it, so that a later leader has it. Until then the asker repeats the question.
-  if (restores_.version() == restores_seen_ && restores_sequence_ <= acked_by_all())
+  if (restores_durable_.Recorded(restores_.version(), acked_by_all()))
     Reply(from, number, OkStatus(), Encode(Nothing{}));
+}
+
+// A commit that cannot be produced without the forgotten nodes is quarantined, so that no later choice waits for it.
+void Leader::AnswerForget(NodeId from, uint64_t number, const ForgetQuestion& forget) {
+  Status status = RequireProtocol(context_, kRosterSince, "forgetting a node");
+  if (status.ok()) status = roster_.Forget(forget.node);
+  if (!status.ok()) return Reply(from, number, status);
+  for (StepId lost = latest_.NewestKnown();
+       roster_.Missing() == 0 && lost != StepId() && !latest_.Available(lost); lost = latest_.NewestKnown())
+    restores_.Set(lost, true);
+  // Every node must have recorded both, so that a later leader has them. Until then the asker repeats the question.
+  if (!roster_durable_.Recorded(roster_.version(), acked_by_all()) ||
+      !restores_durable_.Recorded(restores_.version(), acked_by_all()))
+    return;
+  Reply(from, number, OkStatus(), Encode(Nothing{}));
+}
+
+RosterReport Leader::DescribeRoster() const {
+  const size_t missing = roster_.Missing();
+  return {roster_.record().nodes, static_cast<uint32_t>(missing),
+          missing == 0 ? "" : roster_.NamesOfMissing(), latest_.Waiting()};
 }
 
 void Leader::AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop) {
@@ -357,7 +381,7 @@ void Leader::AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop) 
   const StepId newest_marked = state_.marked.empty() ? StepId() : state_.marked.front().id;
   if (status.ok())
     status = drops_.Request(drop, {table_, incarnations_.current(), state_.release_before.id, newest_marked,
-                                   context_.view.settings.nodes, members_.size()});
+                                   roster_.NamesOfMissing()});
   if (!status.ok()) return Reply(from, number, status);
   // The asker repeats the question until no member has a copy.
   if (drops_.Done(drop.step, table_, acked_by_all())) Reply(from, number, OkStatus(), Encode(Nothing{}));
@@ -377,7 +401,8 @@ bool Leader::LatestIsSafe() const {
 
 void Leader::AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drain) {
   // The decision what to keep must include everything that the members have reported.
-  if (!table_.leaving().contains(from) || sequence_ == 0 || dirty_)
+  if (!table_.leaving().contains(from) || sequence_ == 0 || dirty_ ||
+      !roster_durable_.Recorded(roster_.version(), acked_by_all()))
     return Reply(from, number,
                  Error(Code::kUnavailable, "the leader has not heard yet that %s leaves",
                        context_.NameOf(from).c_str()));
@@ -429,6 +454,7 @@ void Leader::AnswerReport(NodeId from, uint64_t number) {
   report.ranks_open = incarnations_.ranks_present();
   report.incarnation_token = incarnations_.current().token;
   report.policy = DescribePolicy();
+  report.roster = DescribeRoster();
   for (const MemberState& member : members_) {
     report.nodes.push_back(member.inventory().report);
     report.nodes.back().scrub.pass_ended_us_ago += context_.now - member.heard_at;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/base/log.h"
+#include "core/engine/durable.h"
 
 namespace ropeteam::engine {
 namespace {
@@ -50,12 +51,15 @@ PersistEvery PersistEveryOf(const Context& context, const RankPolicy& policy, In
   return {counts ? policy.persist_every : 0, false, true};
 }
 
+Status RequireProtocol(const Context& context, uint32_t since, const char* what) {
+  if (context.protocol >= since) return OkStatus();
+  return Error(Code::kUnsupported,
+               "%s needs protocol %u on every node, the job speaks %u: replace its older daemons", what,
+               since, context.protocol);
+}
+
 Status Policy::Spoken(const Context& context) {
-  if (context.protocol >= kPolicySince) return OkStatus();
-  return Error(
-      Code::kUnsupported,
-      "a rank's policy needs protocol %u on every node, the job speaks %u: replace its older daemons",
-      kPolicySince, context.protocol);
+  return RequireProtocol(context, kPolicySince, "a rank's policy");
 }
 
 void Policy::Begin() {

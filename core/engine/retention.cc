@@ -43,7 +43,7 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
 
 bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable::StepState& step) {
   return facts.incarnation.has_pin() && facts.pin_told && id.incarnation < facts.incarnation.number &&
-         !step.committed && facts.members + facts.settings.replicas >= facts.settings.nodes;
+         !step.committed && facts.may_choose;
 }
 
 }  // namespace

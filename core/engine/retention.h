@@ -19,14 +19,14 @@
 //                  not agree, it was released for lack of memory, or it was
 //                  dropped before it was committed
 //   evictable      of a former incarnation, not committed and not kept, while      may be evicted; the step is never
-//                  the current incarnation has been told what it restores and at   committed any more
-//                  most R nodes of the job are missing
+//                  the current incarnation has been told what it restores and      committed any more
+//                  the members know of every commit (roster.h)
 //   other          otherwise                                                       stay
 // clang-format on
 //
 // Why no rank was told that an evictable step is committed: before a rank is told, every member has marked its copies,
-// and 1 + R copies of every shard are on different nodes. So while at most R nodes are missing, some present copy has
-// the mark, and the step counts as committed.
+// 1 + R copies of every shard are on different nodes, and all of them are in the roster. At most R nodes of the roster are
+// missing, so some present copy has the mark, and the step counts as committed.
 
 #ifndef ROPETEAM_CORE_ENGINE_RETENTION_H_
 #define ROPETEAM_CORE_ENGINE_RETENTION_H_
@@ -53,7 +53,7 @@ struct RetentionFacts {
   const std::set<StepId>& marked;    // committed steps that every member has marked
   const std::vector<StepKey>& persisting;
   JobSettings settings;
-  size_t members = 0;     // of the view; all of them have reported their inventory
+  bool may_choose = false;  // the members know of every step that ranks were told is committed (roster.h)
   bool pin_told = false;  // some rank may have been told what this incarnation restores: the choice is final
   std::set<StepId> quarantined = {};  // passed over by the next choice (restores.h)
   std::set<StepId> dropped = {};      // by a rank or an operator (drops.h)

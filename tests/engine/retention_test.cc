@@ -45,7 +45,7 @@ class RetentionTest : public ::testing::Test {
   RetentionPlan Plan() {
     for (NodeId node = 1; node <= 2; ++node) table_.Replace(node, {}, held_[node - 1]);
     table_.Commit();
-    return PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, members_,
+    return PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, may_choose_,
                           pin_told_, quarantined_, dropped_});
   }
 
@@ -56,7 +56,7 @@ class RetentionTest : public ::testing::Test {
   std::set<StepId> marked_;
   std::vector<StepKey> persisting_;
   JobSettings settings_{1, 2, 2};
-  size_t members_ = 2;
+  bool may_choose_ = true;
   bool pin_told_ = true;
   std::set<StepId> quarantined_;
   std::set<StepId> dropped_;
@@ -125,12 +125,12 @@ TEST_F(RetentionTest, AFormerStepIsEvictableOnceTheIncarnationHasChosenUnlessItI
   incarnation_.pinned_by = incarnation_.number;
   pin_told_ = false;
   EXPECT_THAT(
-      PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, members_, pin_told_})
+      PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, may_choose_, pin_told_})
           .evictable,
       IsEmpty());
   pin_told_ = true;
   const RetentionPlan plan =
-      PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, members_, pin_told_});
+      PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, may_choose_, pin_told_});
   EXPECT_THAT(plan.evictable, ElementsAre(StepId{kFormer, 4}));
   EXPECT_THAT(plan.keep, ElementsAre(StepId{kFormer, 5}, StepId{kFormer, 6}));
 }
@@ -139,7 +139,7 @@ TEST_F(RetentionTest, NothingIsEvictableWhileMoreNodesAreMissingThanALossMayTake
   OneRank({kFormer, 5});
   settings_.nodes = 4;
   EXPECT_THAT(Plan().evictable, IsEmpty());
-  members_ = 3;
+  may_choose_ = false;
   EXPECT_THAT(Plan().evictable, ElementsAre(StepId{kFormer, 5}));
 }
 
@@ -150,7 +150,7 @@ TEST_F(RetentionTest, AStepThatARankHasPassedIsDeadUnlessItIsCommitted) {
   CopyReport marked = Copy({kCurrent, 5}, 1, Role::kReplica, true);
   table_.Replace(3, {}, {marked});
   EXPECT_THAT(
-      PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, members_, pin_told_})
+      PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, may_choose_, pin_told_})
           .dead,
       IsEmpty());
 }
