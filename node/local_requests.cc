@@ -97,6 +97,14 @@ bool LocalServer::OnRequest(SessionId id, Client& client, local::Type type, Requ
       });
       return true;
     }
+    case local::Type::kForget: {
+      local::Forget forget;
+      if (client.state != State::kAdmin || !Decode(payload, forget)) return false;
+      drive_([&](Engine& engine, TimeUs now) {
+        engine.OnForget(now, id, request, forget.node, TimeoutUs(forget.timeout_ms));
+      });
+      return true;
+    }
     case local::Type::kRejoin:
       return OnRejoin(client, request, payload);
     case local::Type::kDrain:

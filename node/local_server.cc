@@ -101,7 +101,8 @@ void LocalServer::OnFrame(SessionId id, const local::FrameHeader& header, std::s
                      header.type == local::Type::kViewClose;
   const bool looks = header.type == local::Type::kAdmin || header.type == local::Type::kTrace ||
                      header.type == local::Type::kRejoin || header.type == local::Type::kQuarantine ||
-                     header.type == local::Type::kDrain || header.type == local::Type::kDrop;
+                     header.type == local::Type::kDrain || header.type == local::Type::kDrop ||
+                     header.type == local::Type::kForget;
   if (client.state == State::kAdmin && !looks && !reads)
     return Reply(client, header.request, Code::kInvalidArgument,
                  "a session of kind admin has no rank to do that for");

@@ -198,6 +198,10 @@ Json Head(const ClusterReport& r) {
                {"has_latest", r.has_latest}};
   json["latest"] = r.has_latest ? ToJson(r.latest) : Json(nullptr);
   json["policy"] = r.policy.has_storage ? ToJson(r.policy) : Json(nullptr);
+  json["roster"] = {{"nodes", r.roster.nodes},
+                    {"missing", r.roster.missing},
+                    {"missing_names", r.roster.missing_names},
+                    {"waiting", r.roster.waiting}};
   return json;
 }
 

@@ -75,6 +75,10 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
       options.force = true;
     } else if (argument == "--undo" && !has_value && takes == Takes::kStepAndUndo) {
       options.undo = true;
+    } else if (argument == "--all" && !has_value && takes == Takes::kName) {
+      options.all = true;
+    } else if (takes == Takes::kName && !argument.starts_with("-") && options.name.empty()) {
+      options.name = argument;
     } else if (argument == "--count" && takes == Takes::kWatch) {
       ROPETEAM_RETURN_IF_ERROR(ParseNumber("--count", value, &options.watch_count));
     } else if (argument == "--watch" && takes == Takes::kWatch) {
@@ -93,7 +97,7 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
     } else if ((argument == "--help" || argument == "-h") && !has_value) {
       options.help = true;
     } else if (takes != Takes::kWatch && takes != Takes::kNotice && takes != Takes::kCoordinator &&
-               !argument.starts_with("-") && !options.has_step) {
+               takes != Takes::kName && !argument.starts_with("-") && !options.has_step) {
       ROPETEAM_RETURN_IF_ERROR(ParseNumber("step", argument, &options.step));
       options.has_step = true;
     } else {
@@ -106,6 +110,8 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
     return Error(Code::kInvalidArgument, "STEP is missing");
   if (takes == Takes::kCoordinator && options.coordinator.empty())
     return Error(Code::kInvalidArgument, "--coordinator HOST:PORT is missing");
+  if (takes == Takes::kName && options.name.empty() == !options.all)
+    return Error(Code::kInvalidArgument, "give one NODE, or --all");
   return options;
 }
 

@@ -31,6 +31,8 @@ struct AskOptions {
   std::string coordinator;   // rejoin
   bool force = false;        // rejoin
   bool undo = false;         // quarantine
+  std::string name;          // forget
+  bool all = false;          // forget
   bool has_step = false;     // ls, verify, trace, quarantine, drop
   Step step = 0;
   std::string output;   // trace
@@ -38,7 +40,7 @@ struct AskOptions {
   bool help = false;
 };
 
-enum class Takes { kStep, kWatch, kStepAndOutput, kCoordinator, kStepAndUndo, kStepAlone, kNotice };
+enum class Takes { kStep, kWatch, kStepAndOutput, kCoordinator, kStepAndUndo, kStepAlone, kNotice, kName };
 
 // kInvalidArgument: an unknown option, a bad value, a missing argument without --help.
 Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Takes takes);

@@ -22,6 +22,7 @@ int TraceCommand(const std::vector<std::string>& arguments);       // trace
 int RejoinCommand(const std::vector<std::string>& arguments);      // rejoin
 int QuarantineCommand(const std::vector<std::string>& arguments);  // quarantine
 int DropCommand(const std::vector<std::string>& arguments);        // drop
+int ForgetCommand(const std::vector<std::string>& arguments);      // forget
 int DrainCommand(const std::vector<std::string>& arguments);       // drain; 5 and 6: node/drain.h
 int CleanCommand(const std::vector<std::string>& arguments);       // clean
 int DevicesCommand(const std::vector<std::string>& arguments);     // devices

@@ -26,6 +26,7 @@ constexpr char kHelp[] =
     "  verify URL [STEP]           read every file of a step on storage\n"
     "  rejoin --coordinator HOST:PORT   tell a node where the coordinator runs now\n"
     "  quarantine STEP [--undo]    have latest offer an older step than this one\n"
+    "  forget NODE                 no longer wait for a missing node\n"
     "  drop STEP                   release a step from the memory of all nodes\n"
     "  drain                       copy what this node holds to the others, and leave the job\n"
     "  export STEP DIR [--storage URL]  copy a step from memory, or from storage\n"
@@ -70,6 +71,7 @@ constexpr Command kCommands[] = {
     {"rejoin", ropeteam::cli::RejoinCommand},
     {"quarantine", ropeteam::cli::QuarantineCommand},
     {"drop", ropeteam::cli::DropCommand},
+    {"forget", ropeteam::cli::ForgetCommand},
     {"drain", ropeteam::cli::DrainCommand},
     {"export", ropeteam::cli::StorageExportCommand},
     {"import", ropeteam::cli::StorageImportCommand},

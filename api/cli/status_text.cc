@@ -48,12 +48,7 @@ std::string Head(const Json& status) {
         "   nodes " + std::to_string(status.at("nodes").size()) + "/" + NumberText(status, "nodes_expected");
   text += "   incarnation " + NumberText(status, "incarnation");
   text += "   ranks " + NumberText(status, "ranks_open") + "/" + NumberText(status, "world_size") + "\n" +
-          PolicyLine(status);
-  if (!status.at("has_latest").get<bool>()) return text + "latest none\n";
-  const Json& latest = status.at("latest");
-  text += "latest step " + NumberText(latest, "step") + "   incarnation " +
-          NumberText(latest, "incarnation") + "   bytes " + Bytes(latest, "bytes") + "   copies " +
-          NumberText(latest, "copies_min") + "\n";
+          PolicyLine(status) + RosterText(status) + LatestText(status);
   for (const Json& step : status.at("steps"))
     if (step.value("quarantined", false))
       text += "quarantined step " + NumberText(step, "step") + "   restored " +
@@ -244,6 +239,25 @@ std::string MembershipLines(const Json& daemon) {
 }
 
 }  // namespace
+
+std::string LatestText(const Json& status) {
+  if (!status.at("has_latest").get<bool>()) return "latest none\n";
+  const Json& latest = status.at("latest");
+  return "latest step " + NumberText(latest, "step") + "   incarnation " + NumberText(latest, "incarnation") +
+         "   bytes " + Bytes(latest, "bytes") + "   copies " + NumberText(latest, "copies_min") + "\n";
+}
+
+// A daemon of another build may not report it.
+std::string RosterText(const Json& status) {
+  if (!status.contains("roster")) return "";
+  const Json& roster = status.at("roster");
+  const uint64_t nodes = Number(roster, "nodes");
+  if (nodes == 0 || Number(roster, "missing") == 0) return "";
+  const std::string waiting = roster.at("waiting");
+  return "MISSING " + NumberText(roster, "missing") + " of the " + std::to_string(nodes) +
+         " nodes that know of the newest commit: " + roster.at("missing_names").get<std::string>() + "\n" +
+         (waiting.empty() ? "" : "WAITING: " + waiting + "\n");
+}
 
 std::string RenderStatus(const Json& status, const Json* before, double seconds) {
   std::string text = Head(status) + "\n" + NodeTable(status.at("nodes"), before, seconds) +

@@ -14,6 +14,9 @@ namespace ropeteam::cli {
 // With `before` (an earlier answer, `seconds` ago) the nodes' table has rates.
 std::string RenderStatus(const nlohmann::json& status, const nlohmann::json* before, double seconds);
 std::string RenderNode(const nlohmann::json& node);
+// Of an answer to `status`: its line about the latest step, and its lines about missing nodes, or nothing.
+std::string LatestText(const nlohmann::json& status);
+std::string RosterText(const nlohmann::json& status);
 std::string RenderList(const nlohmann::json& list);
 std::string RenderVerify(const nlohmann::json& verify);
 

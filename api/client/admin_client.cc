@@ -63,6 +63,11 @@ Status AdminClient::Quarantine(const local::Quarantine& request) {
   return link_->channel->Call(Type::kQuarantine, request, AnswerDeadline(request.timeout_ms), &buffers);
 }
 
+Status AdminClient::Forget(const local::Forget& request) {
+  FrameBuffers buffers;
+  return link_->channel->Call(Type::kForget, request, AnswerDeadline(request.timeout_ms), &buffers);
+}
+
 Status AdminClient::Drop(const local::Drop& request) {
   FrameBuffers buffers;
   return link_->channel->Call(Type::kDrop, request, AnswerDeadline(request.timeout_ms), &buffers);

@@ -39,6 +39,9 @@ class AdminClient {
   // latest no longer offers the step or, with `undo`, offers it again. kNotFound: there is no such step.
   Status Quarantine(const local::Quarantine& request);
 
+  // The job no longer waits for that missing node, or for any (empty). kNotFound: it is not missing.
+  Status Forget(const local::Forget& request);
+
   // As ropeteam_drop().
   Status Drop(const local::Drop& request);
 

@@ -98,6 +98,7 @@ enum class Type : uint16_t {
   kViewBytes = 32,
   kDrop = 33,       // of either kind; answered by kReply: at kOk no node of the job has a copy of the step
   kSetPolicy = 34,  // answered by kReply: every node knows it
+  kForget = 35,     // of kind kAdmin; answered by kReply: at kOk every node knows
 };
 
 struct FrameHeader {
@@ -372,6 +373,12 @@ struct Quarantine {
   bool undo = false;
   uint64_t timeout_ms = 0;
   auto Fields() { return std::tie(step, undo, timeout_ms); }
+};
+
+struct Forget {
+  std::string node;  // one that is missing; empty: all that are
+  uint64_t timeout_ms = 0;
+  auto Fields() { return std::tie(node, timeout_ms); }
 };
 
 struct Reply {
