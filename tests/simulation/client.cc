@@ -521,6 +521,14 @@ void Client::Quarantine(Step step, bool undo, TimeUs timeout, StatusDone done) {
                });
 }
 
+void Client::Forget(const std::string& node, TimeUs timeout, StatusDone done) {
+  Connect();
+  AskForStatus(RequestKind::kQuarantine, 0, timeout, std::move(done),
+               [node, timeout](Engine& engine, TimeUs now, const Session& session, RequestId id) {
+                 engine.OnForget(now, session.id, id, node, timeout);
+               });
+}
+
 void Client::Report(TimeUs timeout, ReportDone done) {
   Connect();
   Pending request;

@@ -60,6 +60,7 @@ class Client {
   void Save(Step step, const Content& content, const SaveScript& script, StatusDone done);
   void Wait(Step step, Level level, TimeUs timeout, StatusDone done);
   void Quarantine(Step step, bool undo, TimeUs timeout, StatusDone done);  // by an operator
+  void Forget(const std::string& node, TimeUs timeout, StatusDone done);   // likewise
   void Drop(Step step, TimeUs timeout, StatusDone done);
   void DropAsOperator(Step step, TimeUs timeout, StatusDone done) {
     Connect();

@@ -37,6 +37,7 @@ Cluster::Cluster(const Options& options)
   config.settings.replicas = options.replicas;
   config.settings.keep_steps = options.keep_steps;
   config.settings.nodes = options.nodes;
+  config.settings.wait_for_missing_us = options.wait_for_missing_us;
   if (options.storage.used) {
     config.settings.storage = "simulated";
     config.settings.persist_every = options.storage.persist_every;

@@ -152,6 +152,7 @@ struct Options {
   uint64_t chunk_bytes = 4096;
   uint64_t chunks = 128;  // of each arena
   TimeUs quarantine_us = 3 * kSecond;
+  TimeUs wait_for_missing_us = 20 * kSecond;
   TimeUs timer_late_max_us = 0;  // how late OnTimer() may come
   uint64_t scrub_bytes_per_s = 0;
   uint32_t restores_max =

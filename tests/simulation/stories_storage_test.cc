@@ -432,6 +432,7 @@ TEST_F(StorageStory, AStepOfALaterIncarnationIsNoPin) {
 // A step that is only on storage was chosen. Then a newer step can be produced again.
 TEST_F(StorageStory, WhatIsRestoredFromStorageStays) {
   options_.keep_steps = 1;
+  options_.wait_for_missing_us = 0;
   StartStored(4, 2);  // step 2 is persisted, step 3 is not
   StartWorld(1, {2, 3});
   for (Step step = 1; step <= 3; ++step) SaveEverywhere(1, step);
@@ -479,6 +480,7 @@ TEST_F(StorageStory, AnOldStepIsReadByItsNumber) {
 
 // Another leader, under another coordinator, has persisted a step. Then its half is lost.
 TEST_F(StorageStory, WhatAnotherLeaderHasPersistedIsOffered) {
+  options_.wait_for_missing_us = 0;
   StartStored(4);
   ASSERT_EQ(LeaderHost(), 0u);
   StartWorld(1, {2, 3});
