@@ -126,12 +126,7 @@ void Engine::Impl::ApplyView(const View& view) {
   parts_.holder.OnView();
   // Before the commit, a shard's owner makes its copies. A lost node may have held one.
   if (lost || !resumed_) {
-    std::vector<ShardId> own;
-    for (const auto& [id, shard] : context_.store.shards())
-      if (shard->role == Role::kOwn && !shard->committed &&
-          id.incarnation == context_.store.incarnation_max())
-        own.push_back(id);
-    for (const ShardId& id : own) parts_.replicator.Resume(id);
+    for (const auto& [id, shard] : context_.store.shards()) parts_.replicator.Resume(id);
   }
   if (!resumed_) {
     resumed_ = true;

@@ -430,7 +430,7 @@ void Fetcher::OnGrant(NodeId from, const FetchGrant& grant, const Encryption& en
     source.trouble = "its copy is of another shard";
   } else {
     source.state = Source::State::kOpen;
-    job->committed = job->committed || grant.committed;
+    if (grant.committed) job->committed = ContentDigest(grant.meta, PlainCrcs(encryption, grant.crcs));
     source.chunks_begin = grant.chunks_begin;
     source.extents = grant.extents;
     source.encryption = encryption;
@@ -568,7 +568,8 @@ void Fetcher::OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const S
     job->storage = Job::Storage::kNotAsked;
     job->storage_again_at = context.now + kStorageAgainUs;
   }
-  if (!good.empty()) job->committed = true;  // only committed steps are persisted
+  // Only committed steps are persisted. Their chunks may be of another size than those of this job.
+  if (!good.empty()) job->committed = fresh ? ContentDigest(job->meta, job->crcs) : job->stored.content;
   for (const uint32_t chunk : good) {
     context.counters.loaded_bytes += ChunkLength(job->meta.stream_bytes, context.store.chunk_bytes(), chunk);
     if (!job->repair) continue;
@@ -611,6 +612,22 @@ Status Fetcher::Explain(const Job& job) const {
   return Error(code, "%s cannot be produced; tried: %s", job.shard.ToString().c_str(), tried.c_str());
 }
 
+// Another copy may have been sealed here meanwhile. It has its own chunks, and it may have other bytes.
+Status Fetcher::SealFetched(const Job& job) {
+  Store& store = parts_.context.store;
+  const Role role = parts_.sessions.HasRank(job.shard.rank) ? Role::kReplica : Role::kCache;
+  const Status sealed = store.Seal(job.meta, role, job.extents, job.crcs, job.encryption);
+  if (!sealed.ok()) store.Free(job.extents);
+  if (!sealed.ok() && sealed.code() != Code::kAlreadyExists) return sealed;
+  const SealedShard* here = store.Find(job.shard);
+  ROPETEAM_CHECK(here != nullptr);
+  if (here->content != ContentDigest(job.meta, PlainCrcs(job.encryption, job.crcs)))
+    return Error(Code::kUnavailable, "%s was sealed here with other bytes during its fetch: read it again",
+                 job.shard.ToString().c_str());
+  if (job.committed == here->content) store.SetCommitted(job.shard);
+  return OkStatus();
+}
+
 void Fetcher::End(uint64_t id, const Status& status) {
   Context& context = parts_.context;
   const auto found = jobs_.find(id);
@@ -629,17 +646,10 @@ void Fetcher::End(uint64_t id, const Status& status) {
   Status result = status;
   if (job.repair) {
     context.store.EndLease(job.lease);
+    if (result.ok()) parts_.replicator.Resume(job.shard);
   } else if (!job.extents.empty()) {
     if (result.ok()) {
-      const Role role = parts_.sessions.HasRank(job.shard.rank) ? Role::kReplica : Role::kCache;
-      const Status sealed = context.store.Seal(job.meta, role, job.extents, job.crcs, job.encryption);
-      // A copy that was pushed here meanwhile is as good.
-      if (!sealed.ok()) {
-        context.store.Free(job.extents);
-        if (sealed.code() != Code::kAlreadyExists) result = sealed;
-      }
-      ROPETEAM_CHECK(!result.ok() || context.store.Find(job.shard) != nullptr);
-      if (result.ok() && job.committed) context.store.SetCommitted(job.shard);
+      result = SealFetched(job);
       if (result.ok()) context.local.fetches.Add(context.now - job.begun);
       context.inventory_dirty = true;
     } else {
@@ -652,13 +662,10 @@ void Fetcher::End(uint64_t id, const Status& status) {
 }
 
 void Fetcher::OnView() {
-  std::vector<uint64_t> ids;
-  for (auto& [id, job] : jobs_) {
-    ids.push_back(id);
+  for (auto& [id, job] : jobs_)
     for (auto& [node, source] : job.sources)
       source.next_send = std::min(source.next_send, parts_.context.now);
-  }
-  for (const uint64_t id : ids) Pump(id);
+  PumpAll();
 }
 
 void Fetcher::PumpAll() {

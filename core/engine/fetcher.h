@@ -20,6 +20,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -82,7 +83,7 @@ class Fetcher {
     ShardMeta meta;
     std::vector<uint32_t> crcs;
     Encryption encryption;                       // of the copy here
-    bool committed = false;                      // a holder's copy has the mark
+    std::optional<uint64_t> committed;           // the content of a marked copy, or of a copy on storage
     std::set<uint32_t> wanted;                   // chunks neither being read nor good
     std::set<uint32_t> busy;                     // repair: being looked at or read
     std::map<uint32_t, std::set<NodeId>> tried;  // chunk → holders that sent bad bytes
@@ -136,6 +137,7 @@ class Fetcher {
                 const LoadedChunks& loaded);
   bool AcceptLoaded(Job* job, const LoadedChunks& loaded);
   Status Explain(const Job& job) const;
+  Status SealFetched(const Job& job);
   void End(uint64_t id, const Status& status);
 
   Parts& parts_;

@@ -176,11 +176,16 @@ void Replicator::Cancel(SourceId id, std::function<void()> quiescent) {
 }
 
 void Replicator::Resume(const ShardId& shard) {
+  const Store& store = parts_.context.store;
+  const SealedShard* here = store.Find(shard);
+  if (here == nullptr || here->role != Role::kOwn || here->committed ||
+      shard.incarnation != store.incarnation_max())
+    return;
   for (const auto& [id, running] : sources_)
     if (running.shard == shard && running.ordered_target == kNoNode && !running.ending) return;
   Source source;
   source.shard = shard;
-  if (!AddSealed(&source)) return;
+  if (!AddSealed(&source)) return;  // it has bad chunks, and the end of their repair resumes it
   source.wanted = source.meta.replicas;
   Advance(Add(std::move(source)));
 }

@@ -48,7 +48,8 @@ class Replicator {
   // Ends the source. `quiescent` is called, now or later, when no transfer reads its chunks any more.
   void Cancel(SourceId source, std::function<void()> quiescent);
 
-  // Copies a sealed shard of this node that may lack copies: after a restart, or after the loss of a holder.
+  // Copies a shard that may lack copies: after a restart, the loss of a holder, or a repair. Only if it was saved on this
+  // node in the newest incarnation and is not marked: other copies are made by the leader's order.
   void Resume(const ShardId& shard);
   // The leader has ordered a copy on `target`.
   void Order(const ShardId& shard, NodeId target);

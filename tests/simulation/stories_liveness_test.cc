@@ -157,5 +157,27 @@ TEST_F(GoesOn, TheCoordinatorMovesWhileMembersAreCutOff) {
   EXPECT_TRUE(CommitsAgain(2, 20)) << Held();
 }
 
+// A holder leaves while its source repairs a chunk. The copy that it took with it is made again when the chunk is
+// repaired.
+TEST_F(Story, ACopyThatIsLostDuringARepairIsMadeAgain) {
+  lengths_ = {2 * 4096};
+  StartNodes(5, 2);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {1, 4});
+  ASSERT_TRUE(Save(1, 1, 0).ok());
+  ASSERT_TRUE(Wait(1, 1, 0, Level::kReplicated).ok());
+  const std::vector<size_t> holders = HoldersBeside(1, ShardOf(1, 1, 0));
+  ASSERT_EQ(holders, (std::vector<size_t>{2, 3}));
+  ASSERT_TRUE(cluster_->FlipBit(1, ShardOf(1, 1, 0), 0));
+  for (const size_t holder : holders) cluster_->network().Clog(holder, 1, cluster_->now() + 60 * kSecond);
+  RankOf(1, 0).Read(1, 0, 20 * kSecond, 0, [](const Status&, const ShardMeta&) {});
+  ASSERT_TRUE(Until([&] { return !cluster_->host(1).store->Find(ShardOf(1, 1, 0))->bad.empty(); }));
+  LoseHost(2);
+  ASSERT_TRUE(Until([&] { return cluster_->host(1).view.members.size() == 4; })) << Trouble();
+  cluster_->network().HealLinks();
+  ASSERT_TRUE(Save(1, 1, 1).ok());
+  for (const Rank rank : {0u, 1u}) EXPECT_TRUE(Wait(1, 1, rank, Level::kCommitted).ok()) << Trouble();
+}
+
 }  // namespace
 }  // namespace ropeteam::simulation
