@@ -130,16 +130,34 @@ void Redundancy::Restore(const std::vector<StepKey>& keep, Incarnation current) 
   }
 }
 
-bool Redundancy::MayTake(const StepTable::RankState& state, const std::vector<Order>& orders, NodeId source,
+bool Redundancy::Apart(NodeId a, NodeId b) const {
+  const auto reports = [this](NodeId node, NodeId peer) {
+    const auto lost = apart_.find(node);
+    return lost != apart_.end() && lost->second.contains(peer);
+  };
+  return reports(a, b) || reports(b, a);
+}
+
+bool Redundancy::MayTake(const StepTable::RankState& state, const std::vector<Order>& orders,
                          NodeId target) const {
-  const auto apart = apart_.find(source);
-  if (target == source || LoadOf(target) >= kOrdersPerNodeMax || avoid_until_.contains(target) ||
-      table_.leaving().contains(target) || (apart != apart_.end() && apart->second.contains(target)))
+  if (LoadOf(target) >= kOrdersPerNodeMax || avoid_until_.contains(target) ||
+      table_.leaving().contains(target))
     return false;
   return std::none_of(state.copies.begin(), state.copies.end(),
                       [&](const auto& copy) { return copy.node == target && Counts(copy.role); }) &&
          std::none_of(orders.begin(), orders.end(),
                       [&](const Order& order) { return order.target == target; });
+}
+
+NodeId Redundancy::SourceFor(const StepTable::RankState& state, NodeId target) const {
+  NodeId source = kNoNode;
+  for (const StepTable::Copy& copy : state.copies) {
+    if (!copy.bad.empty() || copy.content != state.content || copy.node == target ||
+        LoadOf(copy.node) >= kOrdersPerNodeMax || Apart(copy.node, target))
+      continue;
+    if (source == kNoNode || LoadOf(copy.node) < LoadOf(source)) source = copy.node;
+  }
+  return source;
 }
 
 size_t Redundancy::Tried(const Placement::Holders& holders, uint32_t replicas) {
@@ -148,31 +166,26 @@ size_t Redundancy::Tried(const Placement::Holders& holders, uint32_t replicas) {
 
 void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& state) {
   ROPETEAM_CHECK(state.staying <= state.replicas);
-  const StepTable::Copy* source = nullptr;
-  for (const StepTable::Copy& copy : state.copies) {
-    if (!copy.bad.empty() || copy.content != state.content) continue;
-    if (source == nullptr || LoadOf(copy.node) < LoadOf(source->node)) source = &copy;
-  }
-  if (source == nullptr || LoadOf(source->node) >= kOrdersPerNodeMax) return;
+  if (SourceFor(state, kNoNode) == kNoNode) return;  // all sources are busy
   const auto known = orders_.find(shard);
   std::vector<Order> orders = known == orders_.end() ? std::vector<Order>() : known->second;
   size_t missing = size_t{state.replicas} + 1 - state.staying;
   missing -= std::min(missing, orders.size());
   const auto order_copy = [&](NodeId target) {
-    if (missing == 0 || LoadOf(source->node) >= kOrdersPerNodeMax ||
-        !MayTake(state, orders, source->node, target))
-      return;
-    orders.push_back({source->node, target, context_.now + kOrderTimeoutUs});
+    if (missing == 0 || !MayTake(state, orders, target)) return;
+    const NodeId source = SourceFor(state, target);
+    if (source == kNoNode) return;
+    orders.push_back({source, target, context_.now + kOrderTimeoutUs});
     Count(orders.back());
     --missing;
-    LOG_INFO("order a copy of %s from %s to %s", shard.ToString().c_str(),
-             context_.NameOf(source->node).c_str(), context_.NameOf(target).c_str());
-    context_.Send(source->node, CopyOrder{{shard}, target});
+    LOG_INFO("order a copy of %s from %s to %s", shard.ToString().c_str(), context_.NameOf(source).c_str(),
+             context_.NameOf(target).c_str());
+    context_.Send(source, CopyOrder{{shard}, target});
   };
   // Nodes that have the shard as a cache come first: it becomes a replica without a transfer.
   for (const StepTable::Copy& copy : state.copies)
     if (!Counts(copy.role) && copy.bad.empty() && copy.content == state.content) order_copy(copy.node);
-  const Placement::Holders holders = context_.placement.HoldersOf(source->node, state.replicas);
+  const Placement::Holders holders = context_.placement.HoldersOf(BaseOf(state), state.replicas);
   const size_t tried = Tried(holders, state.replicas);
   for (size_t i = 0; i < tried && missing > 0; ++i) order_copy(holders[i]);
   if (!orders.empty()) orders_[shard] = std::move(orders);
@@ -207,12 +220,16 @@ void Redundancy::CountLeft(NodeId node, const std::vector<StepKey>& keep, Incarn
   }
 }
 
-// Copies stay on the holders that the shard's owner has chosen.
-NodeId Redundancy::LeastWanted(const StepTable::RankState& state) const {
+NodeId Redundancy::BaseOf(const StepTable::RankState& state) {
   const auto own = std::find_if(state.copies.begin(), state.copies.end(),
                                 [](const auto& copy) { return copy.role == Role::kOwn; });
   ROPETEAM_CHECK(!state.copies.empty());
-  const NodeId base = own == state.copies.end() ? state.copies.front().node : own->node;
+  return own == state.copies.end() ? state.copies.front().node : own->node;
+}
+
+// Copies stay on the holders that the shard's owner has chosen.
+NodeId Redundancy::LeastWanted(const StepTable::RankState& state) const {
+  const NodeId base = BaseOf(state);
   const Placement::Holders holders = context_.placement.HoldersOf(base, state.replicas);
   const size_t tried = Tried(holders, state.replicas);
   NodeId least = kNoNode;

@@ -25,7 +25,7 @@ class Redundancy {
   Redundancy(Context* context, const StepTable* table) : context_(*context), table_(*table) {}
 
   void Clear();
-  // Members that `node` cannot reach: it gets no order to copy to them.
+  // Members that `node` cannot reach: there are no orders to copy between it and them, in either direction.
   void SetLostLinks(NodeId node, const std::vector<LostLinkReport>& links);
   // The current copies of a node. Returns true if this completes an order, so its nodes have room for the next one.
   bool OnCopies(NodeId node, const std::vector<CopyReport>& copies);
@@ -58,6 +58,8 @@ class Redundancy {
     NodeId target = kNoNode;
     TimeUs until = 0;
   };
+  // The node whose placement says where the copies belong: the owner, if it has one.
+  static NodeId BaseOf(const StepTable::RankState& state);
   // The replica that is needed least; kNoNode: none can become a cache.
   NodeId LeastWanted(const StepTable::RankState& state) const;
   void ForgetLate();
@@ -70,12 +72,16 @@ class Redundancy {
   // Whether the owner's copy is probably only unreported yet. Orphans wait for a while.
   bool WaitsForOwner(const ShardId& shard);
   void OrderCopies(const ShardId& shard, const StepTable::RankState& state);
-  bool MayTake(const StepTable::RankState& state, const std::vector<Order>& orders, NodeId source,
-               NodeId target) const;
+  bool Apart(NodeId a, NodeId b) const;
+  // Whether the node lacks a copy that counts, and may be ordered to take one.
+  bool MayTake(const StepTable::RankState& state, const std::vector<Order>& orders, NodeId target) const;
+  // The least loaded node with a good copy that reaches the target, or any target if it is kNoNode. kNoNode: there is
+  // none.
+  NodeId SourceFor(const StepTable::RankState& state, NodeId target) const;
 
   Context& context_;
   const StepTable& table_;
-  std::map<NodeId, std::set<NodeId>> apart_;  // the nodes that each node cannot reach
+  std::map<NodeId, std::set<NodeId>> apart_;  // by the node that reports it: the nodes it cannot reach
   std::map<ShardId, std::vector<Order>> orders_;
   // Targets of failed orders, most likely with full memory, and the time until which they get no other order; and the
   // shards of those orders.

@@ -119,6 +119,8 @@ class LeaderTest : public ::testing::Test {
     inventory.report.id = from;
     inventory.report.copies = std::move(copies);
     inventory.report.sessions = std::move(sessions);
+    for (const NodeId peer : std::exchange(cannot_reach_, {}))
+      inventory.report.lost_links.push_back({peer, "node", "cut", 0});
     inventory.asking_from = question_ + 1;
     inventory.incarnation = incarnation_;
     inventory.incarnation_max = incarnation_.number;
@@ -171,6 +173,7 @@ class LeaderTest : public ::testing::Test {
         ++drops_[message.to];
       } else if (envelope.kind == Kind::kCopyOrder) {
         ASSERT_TRUE(Decode(envelope.payload, orders_.emplace_back()));
+        ordered_.push_back(message.to);
       } else if (envelope.kind == Kind::kReply) {
         Reply reply;
         ASSERT_TRUE(Decode(envelope.payload, reply));
@@ -196,7 +199,9 @@ class LeaderTest : public ::testing::Test {
   uint64_t sequence_ = 0;
   uint64_t question_ = 0;
   std::map<uint64_t, Reply> replies_;
+  std::vector<NodeId> cannot_reach_;  // what the next member to report cannot reach
   std::vector<CopyOrder> orders_;
+  std::vector<NodeId> ordered_;  // the node that got each of the orders
   std::map<NodeId, size_t> drops_;  // orders to drop a copy
   std::map<NodeId, std::optional<LeaderState>> announced_;
 };

@@ -8,6 +8,7 @@ namespace ropeteam {
 namespace {
 
 using ::testing::Contains;
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -505,6 +506,28 @@ TEST_F(LeaderTest, OrdersThatComeToNothingMakeWayForOthersAndGoElsewhere) {
     EXPECT_EQ(StepOf(orders_[later].shard.id), older);
     EXPECT_NE(orders_[later].target, full);
   }
+}
+
+// The owner of the shard has lost its links to the nodes that lack a copy. One of them reports its link, the other
+// end reports the other. The holder reaches both.
+TEST_F(LeaderTest, ACopyIsOrderedFromANodeThatReachesItsTarget) {
+  const StepId step{kCurrent, 7};
+  settings_.replicas = 3;
+  Members({kFirst, kSecond, kSecond + 1});
+  std::vector<CopyReport> copies = {Marked(Own(step, 0)), Marked(Own(step, 1))};
+  for (CopyReport& copy : copies) copy.replicas = 3;
+  cannot_reach_ = {kLeader};
+  Tell(kFirst, copies);
+  for (CopyReport& copy : copies) copy.role = Role::kReplica;
+  Tell(kSecond, copies);
+  cannot_reach_ = {kFirst};
+  Tell(kSecond + 1, {});
+  PassTime(1'000'000);
+  ASSERT_FALSE(orders_.empty());
+  EXPECT_THAT(ordered_, Each(kSecond));
+  std::set<NodeId> targets;
+  for (const CopyOrder& order : orders_) targets.insert(order.target);
+  EXPECT_THAT(targets, ElementsAre(kLeader, kSecond + 1));
 }
 
 }  // namespace
