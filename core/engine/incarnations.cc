@@ -118,7 +118,9 @@ void Incarnations::LearnRanks(NodeId node, const std::vector<SessionReport>& ses
     seat.present = false;
     seat.left = true;
     Put(rank, seat);
-    if (changed.token.empty()) changed.broken = true;
+    // The ranks of a lost node come back with their handles if only the node's daemon has died. Without a token, other
+    // processes may come instead of them.
+    if (changed.token.empty() || context_.Contains(node)) changed.broken = true;
   }
   for (const SessionReport& session : sessions) {
     if (session.incarnation != current_.number || session.rank >= kWorldMax) continue;
@@ -162,6 +164,32 @@ Status Incarnations::CheckWorld(const JoinQuestion& join) const {
                join.world_size, IncarnationNumber(current_.number), current_.world_size);
 }
 
+// The seat belongs to another process, which may have ended: a late repeat of its question got the seat, or the node's
+// last inventory is older than this question.
+Status Incarnations::Unconfirmed(const JoinQuestion& join) const {
+  return Error(Code::kUnavailable, "rank %u was opened on %s, whose next inventory shows whether it still is",
+               join.rank, context_.NameOf(Find(join.rank)->node).c_str());
+}
+
+// A handle with the token of the current incarnation. A step must not mix two runs that use one token, such as a retry
+// loop inside one step of SLURM. So the next incarnation begins when a rank has left this one and any rank opens again.
+Status Incarnations::AdmitNamed(NodeId from, const JoinQuestion& join, bool returns, bool saved) {
+  const Seat* seat = Find(join.rank);
+  const bool taken = seat != nullptr && seat->token != join.token;
+  const bool first = !returns && (seat == nullptr || taken);  // the handle was never admitted
+  const bool vacant = !taken || seat->left;
+  if (first && vacant && (current_.broken || saved)) {
+    BeginNext(join);
+    return OkStatus();
+  }
+  ROPETEAM_RETURN_IF_ERROR(CheckWorld(join));
+  // Another process of the same node has ended: otherwise Sessions::Hello() would have refused.
+  if (taken && seat->present && (returns || seat->node != from))
+    return Error(Code::kAlreadyExists, "rank %u of the incarnation with token '%s' is open already on %s",
+                 join.rank, join.incarnation_token.c_str(), context_.NameOf(seat->node).c_str());
+  return first && !vacant ? Unconfirmed(join) : OkStatus();
+}
+
 // A handle that gives no token and was in no incarnation before.
 Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
   const Seat* seat = Find(join.rank);
@@ -176,15 +204,12 @@ Status Incarnations::AdmitUnnamed(const JoinQuestion& join) {
                  "token opens when they have left",
                  IncarnationNumber(current_.number), current_.token.c_str(), current_.world_size,
                  ranks_present(), join.world_size);
-  // A late repeat of a question from an ended process may have got the seat. The next inventory of its node shows it.
-  if (fits && !current_.broken && taken && !seat->present && !seat->left)
-    return Error(Code::kUnavailable, "rank %u was opened on %s, whose inventory has not confirmed it yet",
-                 join.rank, context_.NameOf(seat->node).c_str());
+  if (fits && !current_.broken && taken && !seat->present && !seat->left) return Unconfirmed(join);
   if (!fits || (!known && (current_.broken || taken))) BeginNext(join);
   return OkStatus();
 }
 
-Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& join) {
+Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& join, bool saved) {
   ROPETEAM_CHECK(context_.Contains(from));
   if (join.world_size == 0 || join.world_size > kWorldMax)
     return Error(Code::kInvalidArgument, "world_size %u, limit %u", join.world_size, kWorldMax);
@@ -205,10 +230,7 @@ Status Incarnations::Admit(NodeId from, uint64_t question, const JoinQuestion& j
     Change(std::move(changed));
   }
   if (!join.incarnation_token.empty() && join.incarnation_token == current_.token) {
-    ROPETEAM_RETURN_IF_ERROR(CheckWorld(join));
-    if (seat != nullptr && !known && seat->present)
-      return Error(Code::kAlreadyExists, "rank %u of the incarnation with token '%s' is open already on %s",
-                   join.rank, join.incarnation_token.c_str(), context_.NameOf(seat->node).c_str());
+    ROPETEAM_RETURN_IF_ERROR(AdmitNamed(from, join, returns, saved));
   } else if (!join.incarnation_token.empty()) {
     const auto& past = current_.past_tokens;
     if (std::find(past.begin(), past.end(), join.incarnation_token) != past.end())
@@ -239,7 +261,7 @@ void Incarnations::BeginNext(const JoinQuestion& join) {
   next.pinned_by = current_.forgotten ? current_.number : current_.pinned_by;
   next.pin = current_.pin;
   next.past_tokens = current_.past_tokens;
-  if (!current_.token.empty()) next.past_tokens.push_back(current_.token);
+  if (!current_.token.empty() && current_.token != next.token) next.past_tokens.push_back(current_.token);
   while (next.past_tokens.size() > kPastTokensMax) next.past_tokens.erase(next.past_tokens.begin());
   ROPETEAM_CHECK(next.number > current_.number && next.past_tokens.size() <= kPastTokensMax);
   LOG_INFO("incarnation %llu begins, world %u, opened by rank %u", IncarnationNumber(next.number),

@@ -33,8 +33,9 @@ class Incarnations {
   void Forget(NodeId node) { LearnRanks(node, {}, UINT64_MAX); }
 
   // Gives the asking rank its seat, in the current incarnation or in a new one. An error has the reason; kUnavailable:
-  // not yet. `question`: the number of the node's question.
-  Status Admit(NodeId from, uint64_t question, const JoinQuestion& join);
+  // not yet. `question`: the number of the node's question. `saved`: there is a shard that the rank has saved in this
+  // incarnation.
+  Status Admit(NodeId from, uint64_t question, const JoinQuestion& join, bool saved);
 
   // Sets the step that this incarnation restores; {0, 0}: none. Called again only as long as no rank was told (Latest).
   void Pin(const StepId& step);
@@ -63,6 +64,8 @@ class Incarnations {
   void Change(IncarnationState state);
   void KeepPin(const IncarnationState& known);
   Status CheckWorld(const JoinQuestion& join) const;
+  Status Unconfirmed(const JoinQuestion& join) const;
+  Status AdmitNamed(NodeId from, const JoinQuestion& join, bool returns, bool saved);
   Status AdmitUnnamed(const JoinQuestion& join);
   void BeginNext(const JoinQuestion& join);
 

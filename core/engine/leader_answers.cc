@@ -91,7 +91,7 @@ void Leader::AnswerJoin(NodeId from, uint64_t number, const JoinQuestion& join) 
         Error(Code::kUnavailable, "%s; storage may have steps of this job", stored_.WhyUnknown().c_str()));
   incarnations_.SetFloor(stored_.incarnation_floor());
   const Incarnation before = incarnations_.current().number;
-  const Status admitted = incarnations_.Admit(from, number, join);
+  const Status admitted = incarnations_.Admit(from, number, join, table_.HasSaved(before, join.rank));
   if (stored_.used() && incarnations_.current().number != before) {
     stored_.ListAgain();
     latest_.OnListAgain();

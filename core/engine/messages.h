@@ -176,7 +176,7 @@ struct IncarnationState {
   Incarnation number = 0;
   std::string token;  // the launcher's name for it, or empty
   uint32_t world_size = 0;
-  bool broken = false;  // a rank has left: without a token, the next rank that opens begins a new incarnation
+  bool broken = false;  // a rank has left: the next process that opens a rank begins a new incarnation
   // The newest incarnation whose choice of what to restore is known, and the choice; {0, 0}: nothing. The choice of a
   // forgotten incarnation counts as nothing.
   Incarnation pinned_by = 0;

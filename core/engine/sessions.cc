@@ -100,8 +100,7 @@ void Sessions::Close(SessionId id) {
   for (auto& [view, open] : session->views) EndView(&open);
   // The inventory reports it from now on: a later leader must also know that a rank has left.
   IncarnationState& current = parts_.context.incarnation;
-  if (session->admitted && session->incarnation == current.number && current.token.empty())
-    current.broken = true;
+  if (session->admitted && session->incarnation == current.number) current.broken = true;
   sessions_.erase(id);
   parts_.context.inventory_dirty = true;
 }
@@ -110,6 +109,16 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
   Session* session = &SessionOf(id);
   if (session->is_rank())
     return AnswerStatusTo(id, request, Error(Code::kInvalidArgument, "hello was already sent"));
+  const bool open = std::any_of(sessions_.begin(), sessions_.end(), [&](const auto& each) {
+    const Session& other = each.second;
+    return other.admitted && other.incarnation == parts_.context.incarnation.number &&
+           other.hello.incarnation_token == hello.incarnation_token && other.hello.rank == hello.rank &&
+           other.hello.token != hello.token;
+  });
+  if (open && !hello.incarnation_token.empty())
+    return AnswerStatusTo(id, request,
+                          Error(Code::kAlreadyExists, "rank %u with token '%s' is open here already",
+                                hello.rank, hello.incarnation_token.c_str()));
   session->hello = hello;
   const JoinQuestion join{hello.rank, hello.world_size, hello.token, hello.incarnation_token,
                           hello.incarnation};
@@ -157,8 +166,10 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
   const auto progress = progress_.find(shard);
   if (context.store.Find(shard) != nullptr ||
       (progress != progress_.end() && progress->second.level >= Level::kLocal))
-    return AnswerStatusTo(id, request,
-                          Error(Code::kAlreadyExists, "%s is saved already", shard.ToString().c_str()));
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kAlreadyExists, "%s is saved already: a program that goes back opens again on all ranks",
+              shard.ToString().c_str()));
   const Status open = CheckNotCommitted(shard);
   if (!open.ok()) return AnswerStatusTo(id, request, open);
   for (const auto& [save_id, save] : saves_)

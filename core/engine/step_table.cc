@@ -100,6 +100,13 @@ const StepTable::StepState* StepTable::Find(const StepId& id) const {
   return found == steps_.end() ? nullptr : &found->second;
 }
 
+bool StepTable::HasSaved(Incarnation incarnation, Rank rank) const {
+  for (auto step = steps_.lower_bound({incarnation, 0});
+       step != steps_.end() && step->first.incarnation == incarnation; ++step)
+    if (rank < step->second.world_size && !step->second.ranks[rank].copies.empty()) return true;
+  return false;
+}
+
 std::optional<StepId> StepTable::NewestProducible(Incarnation only) const {
   for (auto step = steps_.rbegin(); step != steps_.rend(); ++step)
     if (step->second.producible() && !step->second.never_commits() &&

@@ -74,6 +74,8 @@ class StepTable {
   std::vector<StepId> Commit();
   const std::map<StepId, StepState>& steps() const { return steps_; }
   const StepState* Find(const StepId& id) const;
+  // Whether there is a copy of a shard that the rank has saved in the incarnation.
+  bool HasSaved(Incarnation incarnation, Rank rank) const;
   // For a step that disagrees(): the lowest rank with a copy, and the lowest rank with a different value.
   static Disagreement DisagreementOf(const StepId& id, const StepState& step);
   // Only steps of incarnation `only`; 0: of all.

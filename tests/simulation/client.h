@@ -47,6 +47,8 @@ class Client {
 
   const Identity& identity() const { return identity_; }
   Incarnation incarnation() const { return incarnation_; }
+  // The next hello is that of a handle that was admitted to this incarnation before.
+  void SetIncarnation(Incarnation incarnation) { incarnation_ = incarnation; }
   bool connected() const;
 
   // Connects if necessary, and says hello with this handle's token. kUnavailable: no daemon, or it died.

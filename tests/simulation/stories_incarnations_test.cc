@@ -383,5 +383,116 @@ TEST_F(Story, OfAnIncarnationThatNobodyRemembersNoRankIsToldAStep) {
   for (const Rank rank : {0u, 1u}) EXPECT_EQ(LatestStep(3, rank), 1u);
 }
 
+// A retry loop inside one step of SLURM: all processes end and begin again with the same token. Only one rank had
+// saved step 2. The second run's step 2 has no shard of the first run.
+TEST_F(Story, TwoRunsWithOneTokenAreTwoIncarnations) {
+  keeps_token_ = true;
+  StartNodes(2);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  ASSERT_TRUE(Save(1, 2, 0).ok());
+  ASSERT_TRUE(Wait(1, 2, 0, Level::kReplicated).ok());
+  StopWorld(1);
+  StartWorld(2);
+  EXPECT_GT(IncarnationOf(2), IncarnationOf(1));
+  for (const Rank rank : {0u, 1u}) EXPECT_EQ(Latest(2, rank), StepIn(1, 1));
+  SaveEverywhere(2, 2);
+  RestoreEverywhere(2, 2);
+}
+
+// The same, but each process is started again as soon as it ends, so the runs overlap. The first rank of the second
+// run begins an incarnation. The ranks of the first run are told so.
+TEST_F(Story, ARankThatOpensAgainWithItsTokenBeginsAnIncarnation) {
+  keeps_token_ = true;
+  StartNodes(3);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  for (const Rank rank : {0u, 1u}) ASSERT_TRUE(Save(1, 2, rank).ok());
+  RankOf(1, 2).Close();
+  cluster_->RunFor(100 * kMs);
+  AddRank(2, 2, 3, 2);
+  ASSERT_TRUE(Hello(2, 2).ok()) << Trouble();
+  EXPECT_GT(RankOf(2, 2).incarnation(), IncarnationOf(1));
+  EXPECT_EQ(Latest(2, 2), StepIn(1, 1));
+  EXPECT_EQ(Save(1, 3, 0).code(), Code::kStale);
+  for (const Rank rank : {0u, 1u}) {
+    RankOf(1, rank).Close();
+    AddRank(2, rank, 3, rank);
+    ASSERT_TRUE(Hello(2, rank).ok()) << Trouble();
+    EXPECT_EQ(RankOf(2, rank).incarnation(), RankOf(2, 2).incarnation());
+    EXPECT_EQ(Latest(2, rank), StepIn(1, 1));
+  }
+  SaveEverywhere(2, 2);
+  RestoreEverywhere(2, 2);
+}
+
+// The same, but the leader that had seen the rank leave is lost. Its node tells the next leader.
+TEST_F(Story, ANewLeaderKnowsThatARankOfATokenHasLeft) {
+  keeps_token_ = true;
+  StartNodes(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  AddRank(1, 0, 2, 1);
+  AddRank(1, 1, 2, 2);
+  for (const Rank rank : {0u, 1u}) ASSERT_TRUE(Hello(1, rank).ok());
+  RankOf(1, 1).Close();
+  cluster_->RunFor(100 * kMs);
+  LoseHost(0);
+  ASSERT_TRUE(Until([&] { return cluster_->host(1).view.members.size() == 3; })) << Trouble();
+  AddRank(2, 1, 2, 2);
+  ASSERT_TRUE(Hello(2, 1).ok()) << Trouble();
+  EXPECT_GT(RankOf(2, 1).incarnation(), IncarnationOf(1));
+}
+
+// The same, but the rank's node is lost with it, and then the leader. Only the copies of the rank's shards tell that it
+// was open.
+TEST_F(Story, ARankWhoseShardsAreHereOpensAgain) {
+  keeps_token_ = true;
+  StartNodes(4);
+  ASSERT_EQ(LeaderHost(), 0u);
+  StartWorld(1, {1, 2, 3});
+  SaveEverywhere(1, 1);
+  cluster_->StopHost(3, false);
+  CloseClientsOn(3);
+  ASSERT_TRUE(Until([&] { return cluster_->host(1).view.members.size() == 3; })) << Trouble();
+  LoseHost(0);
+  ASSERT_TRUE(Until([&] { return cluster_->host(1).view.members.size() == 2; })) << Trouble();
+  cluster_->StartHost(3);
+  ASSERT_TRUE(Until([&] { return cluster_->host(1).view.members.size() == 3; })) << Trouble();
+  AddRank(2, 2, 3, 3);
+  ASSERT_TRUE(Hello(2, 2).ok()) << Trouble();
+  EXPECT_GT(RankOf(2, 2).incarnation(), IncarnationOf(1));
+}
+
+// The first run ended before all of its ranks were opened. A rank that was never opened begins the second run.
+TEST_F(Story, WhenAllRanksOfATokenHaveLeftItsIncarnationHasEnded) {
+  keeps_token_ = true;
+  StartNodes(2);
+  AddRank(1, 0, 2, 0);
+  ASSERT_TRUE(Hello(1, 0).ok());
+  StopWorld(1);
+  AddRank(2, 1, 2, 1);
+  ASSERT_TRUE(Hello(2, 1).ok());
+  EXPECT_GT(RankOf(2, 1).incarnation(), IncarnationOf(1));
+  AddRank(2, 0, 2, 0);
+  ASSERT_TRUE(Hello(2, 0).ok());
+  EXPECT_EQ(RankOf(2, 1).incarnation(), IncarnationOf(2));
+  SaveEverywhere(2, 1);
+}
+
+// A daemon dies. Its rank comes back to the next daemon, and stays in the incarnation of its token.
+TEST_F(Story, ARankThatReconnectsStaysInTheIncarnationOfItsToken) {
+  keeps_token_ = true;
+  StartNodes(3);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  const Incarnation incarnation = IncarnationOf(1);
+  cluster_->CrashDaemon(2);
+  cluster_->StartDaemon(2);
+  AwaitOneView();
+  ASSERT_TRUE(Hello(1, 2).ok()) << Trouble();
+  EXPECT_EQ(RankOf(1, 2).incarnation(), incarnation);
+  SaveEverywhere(1, 2);
+}
+
 }  // namespace
 }  // namespace ropeteam::simulation

@@ -228,7 +228,7 @@ TEST_F(Story, ANodeWithOtherSettingsIsRefused) {
   EXPECT_EQ(HoldersBeside(2, ShardOf(1, 1, 2)).size(), 1u);
 }
 
-// A rank of an incarnation with a token is opened on another node, and saves other bytes under the same name.
+// A rank of an incarnation with a token comes back on another node, and saves other bytes under the same name.
 // The two shards were counted as copies of each other, and the step was committed with one copy of each.
 TEST_F(Story, OtherBytesUnderTheSameNameAreNoCopy) {
   lengths_ = {3 * 4096};
@@ -240,9 +240,11 @@ TEST_F(Story, OtherBytesUnderTheSameNameAreNoCopy) {
   cluster_->network().Clog(3, 2, cluster_->now() + 4 * kSecond);
   ASSERT_TRUE(Save(1, 1, 0).ok());
   ASSERT_TRUE(Save(1, 1, 1).ok());
+  const Incarnation incarnation = IncarnationOf(1);
   RankOf(1, 0).Close();
   cluster_->RunFor(100 * kMs);
   AddRank(1, 0, 2, 3);
+  RankOf(1, 0).SetIncarnation(incarnation);
   ASSERT_TRUE(Hello(1, 0).ok());
   ContentShape shape = options_.job.content;
   shape.chunk_bytes = options_.chunk_bytes;
@@ -266,9 +268,11 @@ TEST_F(Story, OtherBytesThatTheLeaderHasNotComparedAreNotMarked) {
   ASSERT_TRUE(Wait(1, 1, 0, Level::kReplicated).ok());
   const std::vector<size_t> holders = HoldersBeside(2, ShardOf(1, 1, 0));
   const size_t elsewhere = std::find(holders.begin(), holders.end(), 3) == holders.end() ? 3 : 4;
+  const Incarnation incarnation = IncarnationOf(1);
   RankOf(1, 0).Close();
   cluster_->RunFor(100 * kMs);
   AddRank(1, 0, 2, elsewhere);
+  RankOf(1, 0).SetIncarnation(incarnation);
   ASSERT_TRUE(Hello(1, 0).ok());
   // Messages of that host to the leader are delayed for a while. Messages of the leader arrive.
   cluster_->network().Clog(elsewhere, 0, cluster_->now() + 500 * kMs);

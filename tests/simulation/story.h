@@ -57,7 +57,7 @@ class Story : public ::testing::Test {
     identity.world_size = world_size;
     if (named_incarnations_) {
       identity.incarnation_token = "run-";
-      identity.incarnation_token += std::to_string(launch);
+      identity.incarnation_token += std::to_string(keeps_token_ ? 0 : launch);
     }
     clients_[{launch, rank}] = std::make_unique<Client>(cluster_.get(), identity);
   }
@@ -244,6 +244,7 @@ class Story : public ::testing::Test {
 
   static constexpr size_t kTraceLines = 60;
   bool named_incarnations_ = true;
+  bool keeps_token_ = false;  // all launches have one token
   uint32_t invariants_ppm_ = kMillion;
   Options options_;
   std::vector<uint64_t> lengths_;  // of every shard's objects; empty: drawn for each rank

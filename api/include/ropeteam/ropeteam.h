@@ -126,7 +126,8 @@ typedef struct {
   uint32_t world_size;
   /* The incarnation's token: a string that all its ranks share and no other incarnation has, for example one that
    * rank 0 made and broadcast. NULL: ROPETEAM_INCARNATION_TOKEN, or else SLURM's job, step and restart numbers. The
-   * latter are not used under torchrun, which restarts its workers within one step of SLURM. Without a token, an
+   * latter are not used under torchrun, which restarts its workers within one step of SLURM. When a rank
+   * has left, the next process that opens with the same token begins the next incarnation. Without a token, an
    * incarnation ends when one of its ranks dies or opens again. That is right for launchers that stop all ranks
    * before they restart them. */
   const char* incarnation_token;
