@@ -355,6 +355,13 @@ def save_everywhere(ranks: list[Any], step: int) -> None:
         rope.wait(step, Level.COMMITTED)
 
 
+def open_again(nodes: list[Daemon], ranks: list[Any]) -> list[Any]:
+    """Closes all ranks and opens them with their token, as a launcher that restarts all processes."""
+    for rope in ranks:
+        rope.close()
+    return [node.open(rank, len(ranks), "run") for rank, node in enumerate(nodes)]
+
+
 def undisturbed(nodes: list[Daemon], processes: list[subprocess.Popen[bytes]]) -> None:
     """The surviving nodes have the same processes and the same instances."""
     for node, process in zip(nodes, processes, strict=True):

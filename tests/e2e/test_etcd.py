@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from harness import Cluster, free_port, save_everywhere, saved, undisturbed, wait_until
+from harness import Cluster, free_port, open_again, save_everywhere, saved, undisturbed, wait_until
 
 from ropeteam import DeadlineExceeded, Level
 
@@ -114,7 +114,7 @@ def test_node_0_and_the_coordinator_are_lost_and_the_job_goes_on(cluster, etcd):
         nodes[lost].moved_to = f"127.0.0.{lost + 71}"
         nodes[lost].start()
         nodes.wait_members(3)
-        ranks[lost] = nodes[lost].open(lost, 3, "run")
+        ranks = open_again(nodes.nodes, ranks)
         for rank, rope in enumerate(ranks):
             assert rope.latest().step == 1
             assert rope.load(1)["data"] == saved(1, rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import signal
 
-from harness import Daemon, ask, free_port, save_everywhere, saved, undisturbed, wait_until
+from harness import Daemon, ask, free_port, open_again, save_everywhere, saved, undisturbed, wait_until
 
 from ropeteam import Level
 
@@ -14,7 +14,7 @@ ELSEWHERE = "127.0.0.9"
 
 def goes_on(nodes, ranks) -> None:
     """All ranks, including the new rank 0, read what was committed, and a new step commits."""
-    ranks[0] = nodes[0].open(0, 3, "run")
+    ranks = open_again(nodes.nodes, ranks)
     for rank, rope in enumerate(ranks):
         assert rope.latest().step == 1
         assert rope.load(1)["data"] == saved(1, rank)

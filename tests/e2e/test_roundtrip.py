@@ -149,6 +149,29 @@ def test_a_rank_of_an_older_incarnation_is_refused_in_words(cluster):
     zombie.close()
 
 
+def test_two_runs_with_one_token_are_two_incarnations(cluster):
+    nodes = cluster(2)
+    first = [nodes[rank].open(rank, 2, "kept") for rank in range(2)]
+    save_all(first, 1, 100_000)
+    first[0].save(2, {"data": b"of the first run"}, wait=Level.REPLICATED)
+    with pytest.raises(ropeteam.AlreadyExists, match="open here already"):
+        nodes[0].open(0, 2, "kept")
+    for rope in first:
+        rope.close()
+    second = [nodes[rank].open(rank, 2, "kept") for rank in range(2)]
+    assert second[0].info().incarnation == second[1].info().incarnation
+    assert [rope.latest().step for rope in second] == [1, 1]
+    save_all(second, 2, 100_000)
+    assert second[1].load(2, 0)["data"] == payload(0, 2, 100_000)
+    # A rank that is started again alone begins another incarnation, and the others are told so.
+    second[0].close()
+    alone = nodes[0].open(0, 2, "kept")
+    with pytest.raises(ropeteam.Stale):
+        second[1].save(3, {"data": b"of the second run"})
+    second[1].close()
+    alone.close()
+
+
 def test_a_step_is_saved_once(cluster):
     (node,) = cluster(1).nodes
     with node.open(0, 1) as rope:

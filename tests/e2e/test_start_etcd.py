@@ -88,14 +88,18 @@ def job() -> Iterator[Job]:
     shutil.rmtree(made.folder, ignore_errors=True)
 
 
+def open_ranks(job) -> list[ropeteam.Client]:
+    return [
+        ropeteam.open(node.socket, rank=node.ordinal, world_size=MEMBERS, incarnation_token="run")
+        for node in job.nodes
+    ]
+
+
 def test_the_jobs_own_etcd_outlives_a_node_and_takes_its_replacement_in(job):
     for node in job.nodes:
         node.start()
     job.wait()
-    ranks = [
-        ropeteam.open(node.socket, rank=node.ordinal, world_size=MEMBERS, incarnation_token="run")
-        for node in job.nodes
-    ]
+    ranks = open_ranks(job)
     save_everywhere(ranks, 1)
 
     lost = job.nodes[0]
@@ -115,7 +119,9 @@ def test_the_jobs_own_etcd_outlives_a_node_and_takes_its_replacement_in(job):
     job.nodes[0] = Node(job, 0, "127.0.0.91")
     job.nodes[0].start()
     job.wait()
-    ranks[0] = ropeteam.open(job.nodes[0].socket, rank=0, world_size=MEMBERS, incarnation_token="run")
+    for rope in ranks:
+        rope.close()
+    ranks = open_ranks(job)
     for rank, rope in enumerate(ranks):
         assert rope.load(1)["data"] == saved(1, rank)
     save_everywhere(ranks, 2)

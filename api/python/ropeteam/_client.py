@@ -144,8 +144,9 @@ class Client:
         rank, world_size: default: RANK and WORLD_SIZE, which launchers set.
         incarnation_token: a string that all ranks of the incarnation share and no other incarnation has.
             Without it ROPETEAM_INCARNATION_TOKEN, or SLURM's job, step and restart numbers;
-            ``ropeteam.torch.open_distributed()`` makes one. Without any token, an incarnation ends when one
-            of its ranks dies or opens again.
+            ``ropeteam.torch.open_distributed()`` makes one. When a rank has left, the next one that opens with
+            the same token begins the next incarnation. Without any token, an incarnation ends when one of its
+            ranks dies or opens again.
 
         Unavailable: there is no daemon at the socket. Stale: this incarnation has been superseded.
         InvalidArgument: the rank is not below world_size, or the incarnation of this token has another world
