@@ -253,3 +253,32 @@ def test_ranks_agree_on_the_step_that_all_can_load(cluster):
         told = "\n".join(warned)
         assert "step 1 cannot be loaded, an older one is tried: rank 1: " in told
         assert "step 0 was loaded in place of step 1" in told
+
+
+def go_back(socket: str) -> int:
+    """Rank 0 has saved step 1 when both ranks load again and train step 1 once more, to other weights."""
+    import ropeteam
+    import ropeteam.torch
+    import torch
+
+    os.environ["ROPETEAM_SOCKET"] = socket
+    rank = torch.distributed.get_rank()
+    weights = torch.nn.Linear(1000, 250, bias=False)
+    ckpt = ropeteam.torch.Checkpointer(model=weights)
+    assert ckpt.load_latest() == 0
+    assert ckpt.step(0)
+    ckpt._client.wait(0, ropeteam.Level.COMMITTED)
+    assert rank == 1 or ckpt.step(1)
+    torch.distributed.barrier()
+    start = ckpt.load_latest()
+    torch.nn.init.constant_(weights.weight, 1000 + rank)
+    assert ckpt.step(1)
+    assert ckpt.finish() == 1
+    return start
+
+
+def test_a_program_that_goes_back_mixes_no_two_runs(cluster):
+    (node,) = cluster(1).nodes
+    assert torch_ranks.run(2, None, go_back, node.socket) == [1, 1]
+    restored = torch_ranks.run(2, None, resume, node.socket)
+    assert [(start, value) for start, value, _ in restored] == [(2, 1000.0), (2, 1001.0)]

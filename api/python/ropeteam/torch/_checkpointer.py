@@ -157,19 +157,24 @@ class Checkpointer:
         self._failures_in_a_row, self._gave_up_waiting = 0, False
         self._stale = self._finished = False
         flatten(self._plain_state())  # raises TypeError now, not at every save
-        self._own = client is None
+        self._own, self._used = client is None, False
         self._client = client
-        if client is None:
+        self._policy = (storage_every, keep)
+        self._begin(required)
+        self._log_path = None if log_file is None else os.fspath(log_file).replace("{rank}", str(self._rank))
+
+    def _begin(self, required: bool) -> None:
+        if self._own:
             self._client = self._open(required)
         self._rank = 0 if self._client is None else self._client.rank
         self._incarnation = 0 if self._client is None else self._client.info().incarnation
-        if self._client is not None:
-            try:
-                set_policy(self._client, storage_every, keep, self._timeout)
-            except InvalidArgument:
-                self.close()
-                raise
-        self._log_path = None if log_file is None else os.fspath(log_file).replace("{rank}", str(self._rank))
+        if self._client is None:
+            return
+        try:
+            set_policy(self._client, *self._policy, self._timeout)
+        except InvalidArgument:
+            self.close()
+            raise
 
     # ---- loading
 
@@ -181,11 +186,22 @@ class Checkpointer:
         one that all can load, with a warning. With more than one rank that needs torch.distributed. The
         result is in `loaded`; its data are `extra`.
 
+        After a save or an earlier load_latest() the program goes back, on all ranks. So a `client` of the
+        constructor's caller must be a new one, and one that was opened here is opened again: the steps before
+        and after are of two incarnations, and no step has shards of both.
+
         If no step can be loaded, it raises the error of Client.latest() or load_state() for the newest step.
         The model's state is then undefined. A caller's mistake (another model) is raised at once.
         """
         if self._client is None:
             return 0
+        if self._used and self._own:
+            self._client.close()
+            self._pending.clear()
+            self._stale = False
+            self._begin(required=True)
+            assert self._client is not None
+        self._used = True
         candidates: list[int] = self._from_first(self._candidates)
         errors: dict[int, RopeteamError] = {}
         for step in candidates:
@@ -307,6 +323,7 @@ class Checkpointer:
         """Returns the outcome: "saved", "skipped" or "failed". due: "skip" does not skip it."""
         if self._client is None:
             return "skipped"
+        self._used = True
         try:
             if self._stale:
                 raise Stale("the world has restarted without this process")
