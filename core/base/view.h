@@ -72,9 +72,13 @@ struct View {
   NodeId leader = kNoNode;      // one of the members, or kNoNode when there are none
   std::vector<Member> members;  // ordered by (ordinal, name), ids and names unique
   JobSettings settings;
-  // After a member has received this view, no instance outside it holds a lease for longer than this. A leader
-  // that is new in this view decides nothing before.
+  // After a member has received this view, no instance outside it holds a lease for longer than this, and no member
+  // leads that has led before and does not lead in this view. A leader that is new in this view decides nothing
+  // before.
   TimeUs settle_us = 0;
+  // The epoch in which the leader's present lead began. A node that led in an older view begins from nothing: another
+  // one may have led in between.
+  Epoch led_since = 0;
   friend bool operator==(const View&, const View&) = default;
 
   const Member* Find(NodeId id) const {

@@ -23,10 +23,12 @@
 
 namespace ropeteam::engine {
 
-// A member that the data path has lost.
+// A member that this node does not reach: links.h.
 struct LostLink {
   TimeUs since = 0;
   std::string reason;
+  bool data = false;     // the data path has lost it
+  bool control = false;  // it does not answer
 };
 
 class Context {
@@ -40,9 +42,11 @@ class Context {
   TimeUs now = 0;
   View view;
   uint32_t protocol = kProtocolVersion;  // of the view: the newest version that all members speak
-  TimeUs settle_until = 0;  // until then an instance that has left the view may still hold a lease
+  TimeUs settle_until = 0;  // until then a former leader may still act: View::settle_us
   TimeUs lease_until = 0;   // membership's lease; 0: no lease
-  std::map<NodeId, LostLink> unreachable;  // members that the data path has lost
+  std::map<NodeId, LostLink> unreachable;
+  std::map<NodeId, TimeUs> asked;  // members that have answered nothing since this time, when a request was sent
+  TimeUs asked_look_at = kNever;   // when links.h looks at them next, if there are any
   NodeCounters counters;
   LocalCounters local;
   Trace trace;
@@ -89,10 +93,15 @@ class Context {
     if (to == config.self) {
       to_self.push_back(std::move(envelope));
     } else if (Contains(to)) {
+      if (IsRequest(kind)) NoteAsked(to);
       out.messages.push_back({to, Encode(envelope)});
     }  // a node outside the view could not answer: callers check the view themselves
   }
   std::deque<Envelope> to_self;
+  void NoteAsked(NodeId to) {
+    if (asked.empty()) asked_look_at = now + kAskAgainUs;
+    asked.try_emplace(to, now);
+  }
 
   // Records an event that ends now and began at `begun`, or happens now (0).
   void Note(TraceEvent event, TimeUs begun = 0) {

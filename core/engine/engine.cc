@@ -14,7 +14,6 @@ namespace ropeteam {
 
 using engine::CopyFate;
 using engine::kNever;
-using engine::LostLink;
 
 const char* LevelName(Level level) {
   switch (level) {
@@ -42,7 +41,6 @@ class Engine::Impl {
 
   void ApplyView(const View& view);
   void ApplyLease(TimeUs valid_until);
-  void ApplyPeerLink(NodeId peer, bool up, const std::string& reason);
   void Receive(NodeId from, std::string_view bytes);
   void RunTimers();
   TimeUs NextTimer() const;
@@ -135,7 +133,7 @@ void Engine::Impl::ApplyView(const View& view) {
       if (!shard->bad.empty()) bad.push_back(id);
     for (const ShardId& id : bad) parts_.fetcher.Repair(id, {}, [](const Status&) {});
   }
-  std::erase_if(context_.unreachable, [&](const auto& link) { return !context_.Contains(link.first); });
+  parts_.links.OnView();
   std::erase_if(context_.local.peers, [&](const auto& peer) { return !context_.Contains(peer.first); });
   parts_.replicator.OnView();
   parts_.fetcher.OnView();
@@ -176,17 +174,6 @@ void Engine::Impl::NoteLease() {
   LOG_WARNING("the lease has expired: saves stay local and reads go on until membership renews it");
 }
 
-void Engine::Impl::ApplyPeerLink(NodeId peer, bool up, const std::string& reason) {
-  if (!context_.Contains(peer) || peer == context_.config.self) return;
-  const bool changed = up ? context_.unreachable.erase(peer) != 0
-                          : context_.unreachable.try_emplace(peer, LostLink{context_.now, reason}).second;
-  if (!changed) return;
-  context_.local.links_lost += up ? 0 : 1;
-  context_.inventory_dirty = true;
-  parts_.replicator.OnPeerLink(peer, up);
-  parts_.fetcher.OnPeerLink();
-}
-
 void Engine::Impl::Receive(NodeId from, std::string_view bytes) {
   Envelope envelope;
   if (!Decode(bytes, envelope) || envelope.from != from) {
@@ -219,6 +206,7 @@ void Engine::Impl::Handle(const Envelope& envelope, Handler handler) {
 void Engine::Impl::Dispatch(const Envelope& envelope) {
   const NodeId from = envelope.from;
   engine::Parts& p = parts_;
+  p.links.OnMessage(from, envelope.kind);
   const bool encrypted = envelope.kind == Kind::kEncryptedSeal || envelope.kind == Kind::kEncryptedGrant ||
                          envelope.kind == Kind::kEncryptCopy;
   if (encrypted && !context_.config.encrypts) {
@@ -498,6 +486,7 @@ void Engine::Impl::RunTimers() {
   parts_.range_holder.OnTimer();
   parts_.range_reader.OnTimer();
   parts_.scrubber.OnTimer();
+  parts_.links.OnTimer();
   parts_.drainer.OnTimer(inventory_.known() && !context_.inventory_dirty);
   parts_.leader.OnTimer();
 }
@@ -506,7 +495,8 @@ TimeUs Engine::Impl::NextTimer() const {
   TimeUs due = std::min({parts_.memory.NextTimer(), parts_.asker.NextTimer(), parts_.sessions.NextTimer(),
                          parts_.replicator.NextTimer(), parts_.holder.NextTimer(), parts_.fetcher.NextTimer(),
                          parts_.range_holder.NextTimer(), parts_.range_reader.NextTimer(),
-                         parts_.scrubber.NextTimer(), parts_.drainer.NextTimer(), parts_.leader.NextTimer()});
+                         parts_.scrubber.NextTimer(), parts_.drainer.NextTimer(), parts_.links.NextTimer(),
+                         parts_.leader.NextTimer()});
   if (context_.has_lease()) due = std::min(due, context_.lease_until);
   return std::min(due, InventoryDue());
 }
@@ -534,7 +524,8 @@ NodeReport Engine::Impl::Report() const {
   report.has_lease = context_.has_lease();
   report.leaving = context_.leaving;
   for (const auto& [peer, link] : context_.unreachable)
-    report.lost_links.push_back({peer, context_.NameOf(peer), link.reason, context_.now - link.since});
+    report.lost_links.push_back(
+        {peer, context_.NameOf(peer), link.reason, context_.now - link.since, link.data, link.control});
   report.scrub = parts_.scrubber.Report();
   report.keep_on_storage = context_.config.keep_on_storage;
   report.keep_rules = context_.config.keep_rules;
@@ -565,6 +556,10 @@ EngineMetrics Engine::Impl::Metrics() const {
   metrics.saves_open = parts_.sessions.saves_open();
   metrics.sessions = parts_.sessions.sessions_open();
   metrics.leader = parts_.leader.leading();
+  for (const auto& [peer, link] : context_.unreachable) {
+    metrics.lost_data += link.data ? 1 : 0;
+    metrics.lost_control += link.control ? 1 : 0;
+  }
   metrics.redundant = parts_.leader.redundant();
   const std::set<StepId>& told = context_.announced.told;
   const std::set<StepId>& persisted = context_.announced.persisted;
@@ -645,7 +640,12 @@ void Engine::OnLease(TimeUs now, TimeUs valid_until) {
 }
 void Engine::OnPeerLink(TimeUs now, NodeId peer, bool up, const std::string& reason) {
   impl_->Begin(now);
-  impl_->ApplyPeerLink(peer, up, reason);
+  impl_->parts_.links.OnDataPath(peer, up, reason);
+  impl_->Finish();
+}
+void Engine::OnCheckMembers(TimeUs now, const std::vector<NodeId>& members) {
+  impl_->Begin(now);
+  impl_->parts_.links.Check(members);
   impl_->Finish();
 }
 

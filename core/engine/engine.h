@@ -196,6 +196,13 @@ struct PeerSuspicion {
   NodeId peer = kNoNode;
   std::string reason;
 };
+// Whether a member answers control messages. Sent when that changes, for a member that membership asked about
+// (OnCheckMembers), and repeatedly while there is no answer: the driver tells membership, and makes the link to a silent
+// member again.
+struct PeerReached {
+  NodeId peer = kNoNode;
+  bool reached = false;
+};
 // A shard reached a level, or a step was committed (rank is then kNoRank). For logs, metrics and the tests' checks.
 struct LevelEvent {
   static constexpr Rank kNoRank = UINT32_MAX;
@@ -212,10 +219,11 @@ struct Outbox {
   std::vector<StartStorage> storage;
   std::vector<Answer> answers;
   std::vector<PeerSuspicion> suspicions;
+  std::vector<PeerReached> reached;
   std::vector<LevelEvent> events;
   bool empty() const {
     return messages.empty() && transfers.empty() && checks.empty() && storage.empty() && answers.empty() &&
-           suspicions.empty() && events.empty();
+           suspicions.empty() && reached.empty() && events.empty();
   }
   void clear() { *this = Outbox(); }
 };
@@ -289,6 +297,8 @@ class Engine {
   // The data path has lost (`up` false) or regained this member of the view. While the link is lost, no transfer with
   // it is started, and copies are placed on other nodes.
   void OnPeerLink(TimeUs now, NodeId peer, bool up, const std::string& reason);
+  // Membership wants to know which of these members answer this node, until the next call (Membership::on_check).
+  void OnCheckMembers(TimeUs now, const std::vector<NodeId>& members);
 
   // ---- sessions; each request is answered once unless the session closes first
   void OnSessionOpened(TimeUs now, SessionId session);

@@ -54,7 +54,7 @@ Leader::MemberState* Leader::Find(NodeId node) {
 
 void Leader::OnView(const View& before) {
   const View& view = context_.view;
-  const bool led = leading_ && before.leader == context_.config.self;
+  const bool led = leading_ && before.leader == context_.config.self && view.led_since <= before.epoch;
   leading_ = view.leader == context_.config.self;
   if (!leading_ || !led) Begin();
   if (!leading_) return;

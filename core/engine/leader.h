@@ -18,7 +18,7 @@
 // Latest (the pin), PlanRetention(), Redundancy (orders to copy) and Verifier.
 //
 // The leader decides nothing (admits no rank, pins, announces and orders nothing) without a lease. A new leader also
-// waits until every instance that has left the view has lost its lease: the former leader may be among them.
+// waits until no former leader can act any more, whether it has left the view or is a member of it (View::settle_us).
 
 #ifndef ROPETEAM_CORE_ENGINE_LEADER_H_
 #define ROPETEAM_CORE_ENGINE_LEADER_H_

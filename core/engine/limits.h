@@ -33,6 +33,13 @@ static_assert(kRepeatMaxUs >= 4 * kRepeatUs);
 inline constexpr TimeUs kInventoryWindowUs = 20'000;
 static_assert(kInventoryWindowUs < kRepeatUs);
 
+// A member that leaves requests unanswered is asked for its time this often: well above a round trip on a busy host.
+inline constexpr TimeUs kAskAgainUs = 500'000;
+// A member that has answered nothing for this time is not reached. Single lost messages and a busy peer are over by
+// then: the request has been repeated, and the question for the time was asked several times.
+inline constexpr TimeUs kUnansweredUs = 3'000'000;
+static_assert(kUnansweredUs > 3 * kRepeatMaxUs && kUnansweredUs >= 5 * kAskAgainUs);
+
 // Counters are informational and may lag by this much.
 inline constexpr TimeUs kCountersEveryUs = 1'000'000;
 

@@ -65,6 +65,18 @@ enum class Kind : uint16_t {
   kRangesClose = 37,
 };
 
+// Requests that any member answers within a round trip if the path to it works, and their answers.
+constexpr bool IsRequest(Kind kind) {
+  return kind == Kind::kReplicaReserve || kind == Kind::kInventory || kind == Kind::kInventoryDelta ||
+         kind == Kind::kLeaderState || kind == Kind::kQuestion || kind == Kind::kFetchOpen ||
+         kind == Kind::kRangesOpen || kind == Kind::kTraceQuestion;
+}
+constexpr bool IsAnswer(Kind kind) {
+  return kind == Kind::kReplicaGrant || kind == Kind::kReplicaSealed || kind == Kind::kInventoryAck ||
+         kind == Kind::kLeaderStateAck || kind == Kind::kReply || kind == Kind::kFetchGrant ||
+         kind == Kind::kEncryptedGrant || kind == Kind::kRangesGrant || kind == Kind::kTraceAnswer;
+}
+
 struct Envelope {
   Epoch epoch = 0;
   NodeId from = kNoNode;

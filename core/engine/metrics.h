@@ -70,6 +70,8 @@ struct EngineMetrics {
   uint64_t saves_open = 0;
   uint64_t sessions = 0;
   bool leader = false;
+  uint64_t lost_control = 0;  // members that do not answer this node
+  uint64_t lost_data = 0;     // members that its data path has lost
   // Every kept step has all its copies. Only the leader has this value.
   bool redundant = false;
   bool has_committed = false;

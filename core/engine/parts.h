@@ -12,6 +12,7 @@
 #include "core/engine/fetcher.h"
 #include "core/engine/holder.h"
 #include "core/engine/leader.h"
+#include "core/engine/links.h"
 #include "core/engine/memory.h"
 #include "core/engine/persister.h"
 #include "core/engine/range_holder.h"
@@ -41,6 +42,7 @@ struct Parts {
         persister(this),
         sessions(this),
         drainer(this),
+        links(this),
         leader(&context, &storage) {}
 
   Context context;
@@ -58,6 +60,7 @@ struct Parts {
   Persister persister;
   Sessions sessions;
   Drainer drainer;
+  Links links;
   Leader leader;
 };
 

@@ -547,7 +547,7 @@ void Replicator::OnPeerLink(NodeId peer, bool up) {
     if (up && source.ordered_target == kNoNode) source.avoid_until.erase(peer);
     for (auto& [copy_id, copy] : source.copies)
       if (!up && copy.target() == peer && copy.active())
-        Drop(id, &source, &copy, "the data path to it is lost");
+        Drop(id, &source, &copy, "it is not reached");
   }
   for (const SourceId id : ids) Advance(id);
 }

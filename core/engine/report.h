@@ -90,13 +90,15 @@ struct CopyReport {
 };
 inline constexpr size_t kBadListedMax = 16;  // a copy with more bad chunks is unusable
 
-// A member that this node's data path has lost.
+// A member that this node does not reach.
 struct LostLinkReport {
   NodeId peer = kNoNode;
   std::string name;
   std::string reason;
   uint64_t lost_for_us = 0;  // at the time of the report
-  auto Fields() { return std::tie(peer, name, reason, lost_for_us); }
+  bool data = true;          // the paths that are lost
+  bool control = false;
+  auto Fields() { return Tie(peer, name, reason, lost_for_us, Since<9>(data), Since<9>(control)); }
 };
 
 struct NodeReport {

@@ -99,6 +99,7 @@ class LeaderTest : public ::testing::Test {
     view.leader = kLeader;
     view.settings = settings_;
     view.settle_us = settle_us_;
+    view.led_since = led_since_;
     view.members.push_back(MemberOf(kLeader));
     for (const NodeId node : nodes) view.members.push_back(MemberOf(node));
     engine_->OnView(now_, view);
@@ -193,6 +194,7 @@ class LeaderTest : public ::testing::Test {
   TimeUs now_ = 1'000'000;
   JobSettings settings_{1, 2, 3};
   TimeUs settle_us_ = 0;
+  Epoch led_since_ = 0;
   bool short_of_memory_ = false;
   Epoch epoch_ = 0;
   IncarnationState incarnation_;  // as the members know it

@@ -377,6 +377,26 @@ TEST_F(LeaderTest, ANewLeaderDecidesNothingBeforeTheFormerOnesLeaseHasRunOut) {
   EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
 }
 
+// It led, has missed the view in which another member led, and leads again. That one may have decided something.
+TEST_F(LeaderTest, ALeaderThatHasMissedTheLeadOfAnotherOneBeginsFromNothing) {
+  Members({kFirst, kSecond});
+  Tell(kFirst, {});
+  Tell(kSecond, {});
+  ASSERT_EQ(Join(kFirst, 0, "run6"), Code::kOk);
+  settle_us_ = 500'000;
+  Members({kFirst, kSecond});
+  Tell(kFirst, {});
+  Tell(kSecond, {});
+  EXPECT_EQ(Join(kFirst, 0, "run7"), Code::kOk) << "its lead goes on";
+  led_since_ = ++epoch_;
+  Members({kFirst, kSecond});
+  Tell(kFirst, {});
+  Tell(kSecond, {});
+  EXPECT_EQ(Join(kFirst, 0, "run8"), Code::kUnavailable);
+  PassTime(500'000);
+  EXPECT_EQ(Join(kFirst, 0, "run8"), Code::kOk);
+}
+
 // While the nodes with rank 0's committed shard were away, rank 0 was opened on another node and saved other
 // bytes as the same shard. These must not be marked: a marked copy is never dropped.
 TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
