@@ -113,6 +113,8 @@ bool Agent::Advance() {
 Agent::Outputs Agent::Rejoin(TimeUs now, const Member& self) {
   if (phase_ == Phase::kIdle || phase_ == Phase::kLeft) return Take();
   EndLease();
+  reach_.clear();
+  check_.clear();
   LOG_INFO("membership rejoining as instance %016llx", static_cast<unsigned long long>(self.id));
   self_ = self;
   pause_ = kReconnectPauseMinUs;
@@ -160,10 +162,20 @@ uint64_t Agent::NextBeat(TimeUs now) {
 
 void Agent::SendHeartbeat(TimeUs now) {
   const uint64_t beat = NextBeat(now);
-  Say(Heartbeat{seen_ != nullptr ? seen_->view.epoch : 0, beat, whole_wanted_});
+  Heartbeat heartbeat{seen_ != nullptr ? seen_->view.epoch : 0, beat, whole_wanted_};
+  for (const auto& [member, reached] : reach_) {
+    std::vector<NodeId>& list = reached ? heartbeat.reached : heartbeat.unreached;
+    if (list.size() < kReachMax) list.push_back(member);
+  }
+  Say(std::move(heartbeat));
 }
 
 void Agent::OnAnswer(TimeUs now, const HeartbeatAnswer& answer) {
+  if (answer.check != check_) {
+    check_ = answer.check;
+    std::erase_if(reach_, [](const auto& entry) { return entry.second; });
+    outputs_.push_back(Check{check_});
+  }
   if (answer.lease_us == 0) return;  // unanswered_ is kept: a lease may be granted for it later
   const TimeUs lease_us = std::min(answer.lease_us, kLeaseUsMax);
   lease_us_ = lease_us;
@@ -269,6 +281,7 @@ void Agent::OnView(TimeUs now, const ViewStatePtr& view) {
   if (!view->view.Contains(self_.id)) return;
   seen_ = view;
   std::erase_if(suspects_, [&view](const auto& entry) { return !view->view.Contains(entry.first); });
+  std::erase_if(reach_, [&view](const auto& entry) { return !view->view.Contains(entry.first); });
   outputs_.push_back(view->view);
   whole_wanted_ = false;
   // The heartbeat says which view was seen. The next view and the first lease wait for it.
@@ -301,6 +314,19 @@ Agent::Outputs Agent::Suspect(TimeUs now, NodeId member, const std::string& reas
   }
   suspects_[member] = {reason.substr(0, kReasonBytesMax), now, false};
   SendSuspects(now);
+  return Take();
+}
+
+Agent::Outputs Agent::Reach(TimeUs now, NodeId member, bool reached) {
+  if (member == self_.id || seen_ == nullptr || !seen_->view.Contains(member)) return Take();
+  const auto known = reach_.find(member);
+  if (known != reach_.end() && known->second == reached) return Take();
+  if (reached && std::find(check_.begin(), check_.end(), member) == check_.end()) {
+    reach_.erase(member);
+  } else {
+    reach_[member] = reached;
+  }
+  heartbeat_at_ = std::min(heartbeat_at_, now);
   return Take();
 }
 

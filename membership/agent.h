@@ -89,9 +89,12 @@ class Agent {
   struct Lease {
     TimeUs valid_until;  // 0: no lease
   };
+  struct Check {  // for Membership::Callbacks::on_check
+    std::vector<NodeId> members;
+  };
   // View, Status, Lease, Contact: for Membership::Callbacks. Lease{0} precedes the Status or the message that ends the
   // lease.
-  using Output = std::variant<Open, Send, Close, View, Status, Lease, Contact>;
+  using Output = std::variant<Open, Send, Close, View, Status, Lease, Contact, Check>;
   using Outputs = std::vector<Output>;
 
   // `config` and `self` are valid (ValidateConfig, ValidateMember).
@@ -101,6 +104,8 @@ class Agent {
   Outputs Rejoin(TimeUs now, const Member& self);
   // Several suspicions of one member within probe_ms count as one.
   Outputs Suspect(TimeUs now, NodeId member, const std::string& reason);
+  // Membership::ReportReach().
+  Outputs Reach(TimeUs now, NodeId member, bool reached);
   // Membership::Relocate().
   Outputs Relocate(TimeUs now, const Place& place, bool move);
   // The coordinator answers by closing the connection.
@@ -192,6 +197,9 @@ class Agent {
   TimeUs lease_us_ = 0;      // as last granted; 0: no lease was granted
   TimeUs lease_us_max_ = 0;  // the longest that was granted
   std::map<NodeId, Doubt> suspects_;
+  // What the node has reported of members: false until they answer it, true only for those of check_.
+  std::map<NodeId, bool> reach_;
+  std::vector<NodeId> check_;  // the coordinator's list
 };
 
 }  // namespace ropeteam

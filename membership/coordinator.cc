@@ -187,6 +187,7 @@ void Coordinator::MoveDeadlines(TimeUs by, TimeUs now) {
 
 Coordinator::Outputs Coordinator::End() {
   if (now_ >= scan_at_) Scan();
+  if (std::exchange(judge_leader_, false)) JudgeLeader();
   if (holding_ && IsConfirmed() && (now_ >= hold_until_ || HoldMayEnd())) EndHold();
   if (!leases_open_ && !holding_ && now_ >= predecessor_until_) OpenLeases();
   if (changed_ && !holding_ && storing_ == nullptr && now_ >= published_at_ + ViewPause()) Publish();
@@ -292,6 +293,7 @@ void Coordinator::OpenLeases() {
 
 void Coordinator::Answer(Record* record) {
   HeartbeatAnswer answer{record->beat, 0};
+  if (const auto asked = check_.find(record->member.id); asked != check_.end()) answer.check = asked->second;
   if (const TimeUs lease = LeaseNow(); lease != 0 && MayHaveLease(*record)) {
     // The node sent the answered message before it arrived here, and the node's lease counts from that time. A shorter
     // lease does not shorten an earlier one.
@@ -383,6 +385,7 @@ void Coordinator::Learn(const Registration& registration) {
 void Coordinator::OnHeartbeat(Record* record, const Heartbeat& heartbeat) {
   record->beat = std::max(record->beat, heartbeat.beat);
   record->seen = std::max(record->seen, heartbeat.seen);
+  NoteReach(record, heartbeat);
   Answer(record);
   if (heartbeat.whole && record->ours != 0 && !holding_) {
     SendView(record, /*whole=*/true);
@@ -417,6 +420,7 @@ void Coordinator::SendProbe(Record* record) {
 }
 
 void Coordinator::Scan() {
+  judge_leader_ = true;
   if (!IsConfirmed()) {
     scan_at_ = now_ + dead_after_ / kTicksPerDeath;
     return;
@@ -563,7 +567,6 @@ void Coordinator::Publish() {
   View& view = state->view;
   view.epoch = NextEpoch();
   view.settings = settings_;
-  view.settle_us = out_lease_until_ > now_ ? WithDrift(out_lease_until_ - now_) : 0;
   std::vector<const Record*> members;
   for (auto& [id, record] : records_) {
     if (record.joined == 0) record.joined = view.epoch;
@@ -577,15 +580,14 @@ void Coordinator::Publish() {
   std::sort(members.begin(), members.end(), [](const Record* a, const Record* b) {
     return std::tie(a->member.ordinal, a->member.name) < std::tie(b->member.ordinal, b->member.name);
   });
-  Epoch longest = 0;
   for (const Record* record : members) {
     view.members.push_back(record->member);
     state->joined.push_back(record->joined);
-    if (longest == 0 || record->joined < longest) {
-      longest = record->joined;
-      view.leader = record->member.id;
-    }
   }
+  ChooseLeader(members, view.epoch);
+  view.leader = leader_;
+  view.led_since = led_since_;
+  view.settle_us = out_lease_until_ > now_ ? WithDrift(out_lease_until_ - now_) : 0;
   const size_t carried = std::min(removed_order_.size(), kRemovedCarriedMax);
   state->removed.assign(removed_order_.end() - static_cast<std::ptrdiff_t>(carried), removed_order_.end());
   changed_ = false;
@@ -608,6 +610,7 @@ void Coordinator::GiveOut(const ViewStatePtr& view) {
   view_ = view;
   KeepView();
   published_at_ = now_;
+  judge_leader_ = true;
   LOG_INFO("membership view %llu, members %zu, leader %016llx, settles in %llu ms", Ull(view_->view.epoch),
            view_->view.members.size(), Ull(view_->view.leader), Ull(view_->view.settle_us / kUsPerMs));
   for (auto& [id, record] : records_)

@@ -40,6 +40,20 @@
 // instance that is removed sooner (after a probe, or replaced) may hold its lease for a while. From then on,
 // View::settle_us of every view covers the last end of all leases of removed instances, because any view may be the
 // first that a member receives. A leave message returns the lease.
+//
+// The lead may also move away from a member that stays (coordinator_leader.cc). Then two leaders never act at once,
+// either. A former leader acts as long as it has a lease and has not received the view E that takes the lead from it:
+//   * From the moment that E is made, it is granted no lease before it reports that it has seen E or a newer view (its
+//     `ours` becomes E). So its last lease was granted before, and its end is known. A driver hands views and leases on
+//     in their order, so a lease that was granted after the report finds the node with the view.
+//   * settle_us of E and of every later view covers that end, as for a removed instance. Its successor decides nothing
+//     before, whichever of these views it receives first.
+//   * Once it has received E it does not lead, and what it leads later begins from nothing (View::led_since), also if it
+//     has missed the views in which another member led.
+//   * With a store, E is made before it is stored, so the grants end even earlier.
+// A new coordinator continues with the leader of the newest view that any registrant has seen. Nobody else acts for a
+// leader that only a view knows that no registrant has seen, and no lease of that time lasts (see below).
+//
 // A predecessor's leases are unknown. It was gone when this coordinator started, so its leases end within one lease
 // after the start. That is the longest lease reported by any registrant, or this coordinator's own if that is longer.
 // No lease is granted before: the holder of an old lease may know that the asking instance has left. There is one
@@ -95,6 +109,13 @@ inline constexpr size_t kDeltaBasesMax = 8;
 inline constexpr uint32_t kProbesPerDeath = 4;
 // The coordinator reads its clock at least this often per dead_after, even if nothing is due: see LateBy().
 inline constexpr uint32_t kTicksPerDeath = 4;
+// The members that are asked at a time whether they reach the members that the leader does not reach.
+inline constexpr size_t kLeaderCandidates = 8;
+// After the lead has moved it stays for this time. A new leader has waited for its predecessor's lease by then and has
+// heard all members, and a link that fails again has been noticed: links that come and go move the lead this often at
+// most.
+inline constexpr TimeUs kLeaderStaysUs = 10'000'000;
+static_assert(kLeaderStaysUs > kSettleUsMax);
 // If the store's confirmation would cut a lease to less than this part, none is granted: it would expire before a
 // transfer started under it ends.
 inline constexpr uint32_t kLeaseFractionMin = 4;
@@ -183,9 +204,13 @@ class Coordinator {
     uint64_t beat = 0;       // of the last registration or heartbeat
     Epoch seen = 0;          // the epoch that it reported last
     Epoch reported = 0;      // the epoch of the view that it first registered with
-    Epoch ours = 0;          // the first view of this coordinator that contains it; 0: none yet
+    // The view that it must have seen to get a lease: the first of this coordinator that contains it, or the one that
+    // took the lead from it. 0: none yet.
+    Epoch ours = 0;
     TimeUs lease_from = 0;   // no lease is granted before this time
     TimeUs lease_until = 0;  // the end of all granted leases; 0: none was granted
+    std::set<NodeId> unreached;  // as in its last heartbeat
+    std::set<NodeId> reached;
     JobSettings settings;    // of its registration
     NamedSettings named;
     Protocols protocols;
@@ -257,6 +282,19 @@ class Coordinator {
   void HoldAgain(const ViewStatePtr& seen);
   void ResolveNames();
 
+  // coordinator_leader.cc
+  void NoteReach(Record* record, const Heartbeat& heartbeat);
+  // It is heard, and has the present view.
+  bool IsCurrent(const Record& record) const;
+  // The members that do not reach each other, by each of the two.
+  std::map<NodeId, std::set<NodeId>> Apart() const;
+  void LogApart(const std::map<NodeId, std::set<NodeId>>& apart);
+  std::vector<const Record*> Candidates(const std::map<NodeId, std::set<NodeId>>& apart) const;
+  void Ask(NodeId member, const std::set<NodeId>& others);  // whether it reaches them
+  void JudgeLeader();
+  // For a view of these members, which is being made: the leader stays, or its successor begins.
+  void ChooseLeader(const std::vector<const Record*>& members, Epoch epoch);
+
   void Publish();
   void GiveOut(const ViewStatePtr& view);
   Epoch NextEpoch() const;
@@ -302,7 +340,14 @@ class Coordinator {
   static constexpr size_t kOwnRunsMax =
       64;  // the oldest are forgotten: no node reports a view as old as that
   std::map<Epoch, Epoch> own_;
-  bool changed_ = false;  // the members differ from view_
+  bool changed_ = false;  // the members differ from view_, or the lead moves
+  NodeId leader_ = kNoNode;     // of the last view that was made
+  Epoch led_since_ = 0;
+  NodeId successor_ = kNoNode;  // leads in the next view; kNoNode: the leader stays
+  TimeUs move_from_ = 0;        // the lead does not move before
+  bool judge_leader_ = false;   // what members reach has changed, or it is time to look again
+  std::map<NodeId, std::vector<NodeId>> check_;  // members that are asked, and whether they reach which others
+  std::set<std::pair<NodeId, NodeId>> apart_;    // as logged
   const TimeUs started_at_;
   // The time when all leases of predecessors have expired. leases_open_ is set then; no lease is granted here before.
   TimeUs predecessor_until_;

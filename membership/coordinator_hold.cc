@@ -115,6 +115,10 @@ void Coordinator::ContinueNewest() {
   // Readmitted instances are younger than the members of the present view, if it has any.
   const bool eldest = std::none_of(records_.begin(), records_.end(),
                                    [](const auto& entry) { return entry.second.ours != 0; });
+  if (eldest) {
+    leader_ = newest_->view.leader;
+    led_since_ = newest_->view.led_since;
+  }
   size_t present = 0;
   for (size_t i = 0; i < newest_->view.members.size(); ++i) {
     const auto found = records_.find(newest_->view.members[i].id);

@@ -12,8 +12,10 @@
 //   at once. A stale registration never blocks a new one. A join removes no other member.
 // * An instance that left a view never returns to one: the others have fenced its NodeId. If it is still alive, it gets
 //   on_refused() and may Rejoin() under another NodeId.
-// * The leader is the member that has been in the view longest. It changes only when it leaves, with one exception:
-//   when a returned coordinator takes members back (see below), the leader of the view they join stays.
+// * The leader is the member that has been in the view longest when the former one leaves. It stays the leader until it
+//   leaves, or until another member reaches more of the members that the coordinator hears (ReportReach();
+//   coordinator_leader.cc has the rule). When a returned coordinator takes members back (see below), the leader of the
+//   view they join stays.
 // * At any time a member has a lease or has none (on_lease). A lease granted to an instance expires before any member
 //   acts on that instance's absence. Either it has expired when the view without the instance is given out, or that
 //   view says how long it may still last (View::settle_us). If the coordinator does not hear a node, or the node does
@@ -175,6 +177,8 @@ class Membership {
     // Each call replaces the previous one, several times per lease_ms. The expiry of a lease causes no call. A call
     // with 0 precedes on_refused().
     std::function<void(TimeUs valid_until)> on_lease = {};
+    // The node is to find out whether these members answer it, and to call ReportReach(), until the next call.
+    std::function<void(const std::vector<NodeId>& members)> on_check = {};
     // A coordinator answers, or no longer answers, or an attempt at another address failed. Called once per change.
     std::function<void(const Contact&)> on_contact = {};
   };
@@ -190,6 +194,10 @@ class Membership {
 
   // The data path had an error with this member: membership probes it now. Cheap, any thread, at any time.
   virtual void ReportSuspect(NodeId member, const std::string& reason) = 0;
+
+  // This member does not answer the node's control messages, or answers them (again). The coordinator moves the lead
+  // away from a member that others do not reach. Any thread, at any time.
+  virtual void ReportReach(NodeId member, bool reached) = 0;
 
   // A report that a coordinator is at `place`. The address is added to the list. A node that is not registered tries it
   // at once. A registered node goes there only if `now` is set (an operator's order), or if `place` has a higher order

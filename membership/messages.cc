@@ -92,6 +92,9 @@ Status ValidateViewState(const ViewState& state) {
     return Error(Code::kInvalidArgument, "view that settles for %llu us, limit %llu",
                  static_cast<unsigned long long>(view.settle_us),
                  static_cast<unsigned long long>(kSettleUsMax));
+  if (view.led_since > view.epoch)
+    return Error(Code::kInvalidArgument, "view of epoch %llu led since epoch %llu",
+                 static_cast<unsigned long long>(view.epoch), static_cast<unsigned long long>(view.led_since));
   std::set<NodeId> ids;
   std::set<std::string> names;
   const Member* previous = nullptr;
@@ -127,6 +130,7 @@ ViewDeltaPtr MakeViewDelta(const ViewState& base, const ViewState& state) {
   changed.view.leader = state.view.leader;
   changed.view.settings = state.view.settings;
   changed.view.settle_us = state.view.settle_us;
+  changed.view.led_since = state.view.led_since;
   changed.removed = state.removed;
   for (size_t i = 0; i < state.view.members.size(); ++i) {
     if (before.erase(state.view.members[i].id) != 0) continue;

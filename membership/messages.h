@@ -30,6 +30,9 @@ inline constexpr size_t kJobBytesMax = 255;           // a launcher's id and a p
 inline constexpr size_t kDataTransportBytesMax = 63;  // shown in messages only; longer values are cut
 // Reason of a suspicion, shown in the log only; longer values are cut.
 inline constexpr size_t kReasonBytesMax = 512;
+// Members in one heartbeat that a node does not reach, or does reach. If it does not reach more than that, its own
+// network has failed, and the others say so as well. 2 KiB on the wire.
+inline constexpr size_t kReachMax = 256;
 // A view contains the ids that left most recently, so that a restarted coordinator does not readmit one of them. Fewer
 // nodes leave during the seconds of a restart. 512 bytes on the wire.
 inline constexpr size_t kRemovedCarriedMax = 64;
@@ -46,7 +49,7 @@ inline constexpr TimeUs kSettleUsMax = WithDrift(WithDrift(kLeaseUsMax));
 // A view, and what another coordinator needs in addition to continue from it.
 struct ViewState {
   View view;
-  std::vector<Epoch> joined;    // parallel to view.members: the epoch in which each joined; the lowest leads
+  std::vector<Epoch> joined;    // parallel to view.members: the epoch in which each joined
   std::vector<NodeId> removed;  // at most kRemovedCarriedMax, oldest first
   friend bool operator==(const ViewState&, const ViewState&) = default;
 };
@@ -91,6 +94,10 @@ struct Heartbeat {
   Epoch seen = 0;
   uint64_t beat = 0;   // numbers the registrations and heartbeats of one process, from 1
   bool whole = false;  // requests the whole view: the node lacks the base of a delta it received
+  // Members that do not answer this node's control messages, and those of HeartbeatAnswer::check that do. At most
+  // kReachMax each.
+  std::vector<NodeId> unreached = {};
+  std::vector<NodeId> reached = {};
 };
 struct ProbeAnswer {
   uint64_t nonce = 0;
@@ -109,6 +116,8 @@ struct HeartbeatAnswer {
   uint64_t beat = 0;  // the number of the answered message
   // The lease lasts this long from the sending of that message; 0: no new lease. An earlier lease stays.
   TimeUs lease_us = 0;
+  // The node is to find out whether these members answer it, until an answer has another list. At most kReachMax.
+  std::vector<NodeId> check = {};
 };
 struct Probe {
   uint64_t nonce = 0;

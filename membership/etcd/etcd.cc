@@ -33,6 +33,7 @@ class EtcdMembership final : public Membership {
   void ReportSuspect(NodeId member, const std::string& reason) override {
     inner_->ReportSuspect(member, reason);
   }
+  void ReportReach(NodeId member, bool reached) override { inner_->ReportReach(member, reached); }
   void Relocate(const Place& place, bool now) override;
   void Stop() override;
 
@@ -148,6 +149,10 @@ Membership::Callbacks EtcdMembership::Inner() {
   inner.on_lease = [this](TimeUs valid_until) {
     const std::lock_guard lock(calling_);
     if (callbacks_.on_lease) callbacks_.on_lease(valid_until);
+  };
+  inner.on_check = [this](const std::vector<NodeId>& members) {
+    const std::lock_guard lock(calling_);
+    if (callbacks_.on_check) callbacks_.on_check(members);
   };
   inner.on_refused = [this](const Status& status) {
     loop_.Post([this](TimeUs now) { Perform(seat_->OnRefused(now)); });

@@ -120,6 +120,12 @@ void SimulatedMembership::ReportSuspect(TimeUs now, NodeId reporter, NodeId susp
   Perform(reporter, found->second.agent->Suspect(found->second.clock.Local(now), suspect, reason));
 }
 
+void SimulatedMembership::ReportReach(TimeUs now, NodeId reporter, NodeId member, bool reached) {
+  const auto found = nodes_.find(reporter);
+  if (found == nodes_.end() || found->second.stopped) return;
+  Perform(reporter, found->second.agent->Reach(found->second.clock.Local(now), member, reached));
+}
+
 void SimulatedMembership::Arrive(TimeUs now, const SimulatedPacket& packet) {
   now_ = now;
   if (packet.to_coordinator) return ArriveAtCoordinator(now, packet);
@@ -252,6 +258,8 @@ void SimulatedMembership::Perform(NodeId node, Agent::Outputs outputs) {
                            lease->valid_until == 0 ? 0 : nodes_.at(node).clock.Global(lease->valid_until));
     } else if (const auto* contact = std::get_if<Contact>(&output)) {
       if (listener_.on_contact) listener_.on_contact(node, *contact);
+    } else if (const auto* check = std::get_if<Agent::Check>(&output)) {
+      if (listener_.on_check) listener_.on_check(node, check->members);
     } else {
       listener_.on_refused(node, std::get<Status>(output));
     }

@@ -56,6 +56,7 @@ class SimulatedMembership {
     std::function<void(NodeId, const Status&)> on_refused;
     std::function<void(NodeId, TimeUs valid_until)> on_lease = {};  // on the caller's clock; may be empty
     std::function<void(NodeId, const Contact&)> on_contact = {};    // may be empty
+    std::function<void(NodeId, const std::vector<NodeId>& members)> on_check = {};  // may be empty
   };
 
   // The coordinator that the node reaches at an address.
@@ -83,6 +84,7 @@ class SimulatedMembership {
   // What ropeteamd does on kStale: the same process continues as another instance.
   void RejoinNode(TimeUs now, NodeId node, const Member& member);
   void Relocate(TimeUs now, NodeId node, const Place& place, bool move);
+  void ReportReach(TimeUs now, NodeId reporter, NodeId member, bool reached);
   void ReportSuspect(TimeUs now, NodeId reporter, NodeId suspect, const std::string& reason);
 
   void Arrive(TimeUs now, const SimulatedPacket& packet);

@@ -35,6 +35,7 @@ class StandaloneMembership final : public Membership {
   Status Start(const Member& self, Callbacks callbacks) override;
   Status Rejoin(const Member& self) override;
   void ReportSuspect(NodeId member, const std::string& reason) override;
+  void ReportReach(NodeId member, bool reached) override;
   void Relocate(const Place& place, bool now) override;
   void Stop() override;
 
@@ -116,6 +117,12 @@ void StandaloneMembership::ReportSuspect(NodeId member, const std::string& reaso
     }
     Perform(agent_->Suspect(now, member, reason));
   });
+}
+
+void StandaloneMembership::ReportReach(NodeId member, bool reached) {
+  const std::lock_guard lock(mutex_);
+  if (phase_ != Phase::kRunning) return;
+  loop_.Post([this, member, reached](TimeUs now) { Perform(agent_->Reach(now, member, reached)); });
 }
 
 void StandaloneMembership::Relocate(const Place& place, bool now) {
@@ -243,6 +250,8 @@ void StandaloneMembership::Perform(Agent::Outputs outputs) {
       if (callbacks_.on_view) callbacks_.on_view(*view);
     } else if (const auto* lease = std::get_if<Agent::Lease>(&output)) {
       if (callbacks_.on_lease) callbacks_.on_lease(lease->valid_until);
+    } else if (const auto* check = std::get_if<Agent::Check>(&output)) {
+      if (callbacks_.on_check) callbacks_.on_check(check->members);
     } else if (const auto* contact = std::get_if<Contact>(&output)) {
       if (callbacks_.on_contact) callbacks_.on_contact(*contact);
     } else if (callbacks_.on_refused) {

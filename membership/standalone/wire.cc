@@ -17,6 +17,12 @@ using membership::v1::ViewInfo;
 
 constexpr size_t kRefusalBytesMax = 4096;  // a sentence with two names in it; the rest is cut
 
+// The first kReachMax of a list.
+template <typename List>
+std::vector<NodeId> FirstOf(const List& list) {
+  return {list.begin(), list.begin() + std::min<int>(list.size(), static_cast<int>(kReachMax))};
+}
+
 void EncodeMember(const Member& member, MemberInfo* info) {
   info->set_id(member.id);
   info->set_name(member.name);
@@ -67,6 +73,7 @@ void EncodeView(const ViewState& state, ViewInfo* info) {
   for (const NodeId id : state.removed) info->add_removed(id);
   EncodeSettings(state.view.settings, info->mutable_settings());
   info->set_settle_us(state.view.settle_us);
+  info->set_led_since(state.view.led_since);
 }
 
 // Checks the sizes before anything is built. ValidateViewState() checks the rest.
@@ -83,6 +90,7 @@ Result<std::shared_ptr<ViewState>> DecodeUnchecked(ViewInfo* info) {
   state->removed.assign(info->removed().begin(), info->removed().end());
   state->view.settings = DecodeSettings(info->settings());
   state->view.settle_us = info->settle_us();
+  state->view.led_since = info->led_since();
   return state;
 }
 
@@ -169,6 +177,8 @@ NodeFrame Encode(const NodeMessage& message) {
     frame.mutable_heartbeat()->set_seen(heartbeat->seen);
     frame.mutable_heartbeat()->set_beat(heartbeat->beat);
     frame.mutable_heartbeat()->set_whole(heartbeat->whole);
+    for (const NodeId id : heartbeat->unreached) frame.mutable_heartbeat()->add_unreached(id);
+    for (const NodeId id : heartbeat->reached) frame.mutable_heartbeat()->add_reached(id);
   } else if (const auto* answer = std::get_if<ProbeAnswer>(&message)) {
     frame.mutable_probe_answer()->set_nonce(answer->nonce);
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
@@ -197,6 +207,7 @@ CoordinatorFrame Encode(const CoordinatorMessage& message) {
     const auto& answer = std::get<HeartbeatAnswer>(message);
     frame.mutable_heartbeat_answer()->set_beat(answer.beat);
     frame.mutable_heartbeat_answer()->set_lease_us(answer.lease_us);
+    for (const NodeId id : answer.check) frame.mutable_heartbeat_answer()->add_check(id);
   }
   return frame;
 }
@@ -206,8 +217,9 @@ Result<NodeMessage> Decode(NodeFrame&& frame) {
     case NodeFrame::kRegistration:
       return DecodeRegistration(frame.mutable_registration());
     case NodeFrame::kHeartbeat:
-      return NodeMessage(
-          Heartbeat{frame.heartbeat().seen(), frame.heartbeat().beat(), frame.heartbeat().whole()});
+      return NodeMessage(Heartbeat{frame.heartbeat().seen(), frame.heartbeat().beat(),
+                                   frame.heartbeat().whole(), FirstOf(frame.heartbeat().unreached()),
+                                   FirstOf(frame.heartbeat().reached())});
     case NodeFrame::kProbeAnswer:
       return NodeMessage(ProbeAnswer{frame.probe_answer().nonce()});
     case NodeFrame::kSuspicion:
@@ -224,8 +236,9 @@ Result<NodeMessage> Decode(NodeFrame&& frame) {
 Result<CoordinatorMessage> Decode(CoordinatorFrame&& frame) {
   switch (frame.content_case()) {
     case CoordinatorFrame::kHeartbeatAnswer:
-      return CoordinatorMessage(
-          HeartbeatAnswer{frame.heartbeat_answer().beat(), frame.heartbeat_answer().lease_us()});
+      return CoordinatorMessage(HeartbeatAnswer{frame.heartbeat_answer().beat(),
+                                                frame.heartbeat_answer().lease_us(),
+                                                FirstOf(frame.heartbeat_answer().check())});
     case CoordinatorFrame::kView: {
       Result<ViewStatePtr> view = DecodeView(frame.mutable_view());
       if (!view.ok()) return view.status();
@@ -247,6 +260,7 @@ std::string EncodeStoredView(const ViewState& state, TimeUs settle_us) {
   ViewInfo info;
   info.set_epoch(state.view.epoch);
   info.set_leader(state.view.leader);
+  info.set_led_since(state.view.led_since);
   for (size_t i = 0; i < state.view.members.size(); ++i) {
     MemberInfo* member = info.add_members();
     member->set_id(state.view.members[i].id);

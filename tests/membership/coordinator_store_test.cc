@@ -214,12 +214,13 @@ TEST_F(CoordinatorStoreTest, ASuccessorGrantsNoLeaseForATerm) {
 
 TEST_F(CoordinatorStoreTest, TheInheritedViewGoesOnWithItsLeaderInANewEpoch) {
   auto stored = std::make_shared<ViewState>(*View(7, {1, 2}, false));
-  stored->joined = {5, 3};
+  stored->view.leader = 2;
+  stored->joined = {3, 5};
   Elect({.newest = stored});
   Register(From(1, View(6, {1}, true)));
   Register(From(2, View(6, {1, 2}, true)));
   ASSERT_NE(stored_, nullptr);
-  EXPECT_EQ(stored_->view.leader, 2u) << "the longest in the inherited view";
+  EXPECT_EQ(stored_->view.leader, 2u) << "although node 1 has been a member longer";
   EXPECT_GT(stored_->view.epoch, 7u);
 }
 
