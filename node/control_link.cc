@@ -55,9 +55,7 @@ void StreamCount::WaitForZero() {
 ControlLink::ControlLink(NodeId self, const Member& peer, const Credentials* credentials, StreamCount* count,
                          const ControlPlane::OnAnswer* on_answer)
     : self_(self),
-      peer_(peer.id),
-      name_(peer.name),
-      address_(peer.control_address),
+      peer_(peer),
       credentials_(credentials),
       count_(count),
       on_answer_(on_answer) {}
@@ -67,7 +65,7 @@ bool ControlLink::TakeNext(control::Envelope* message) {
   if (queue_.empty() && !ask_) return false;
   stream_->writing_ = true;
   message->set_from(self_);
-  message->set_to(peer_);
+  message->set_to(peer_.id);
   message->set_protocol_version(kControlProtocolVersion);
   message->set_where_is_coordinator(ask_);
   message->clear_engine_envelope();
@@ -84,7 +82,7 @@ bool ControlLink::TakeNext(control::Envelope* message) {
 
 void ControlLink::Send(std::string envelope) {
   if (envelope.size() > kControlMessageBytesMax - 1024) {
-    LOG_ERROR("control message of %zu bytes for %s dropped, limit %zu", envelope.size(), name_.c_str(),
+    LOG_ERROR("control message of %zu bytes for %s dropped, limit %zu", envelope.size(), peer_.name.c_str(),
               kControlMessageBytesMax - 1024);
     return;
   }
@@ -145,7 +143,8 @@ void ControlLink::Connect() {
     if (stopped_ || stream_ != nullptr) return;
     if (unreached_since_ == 0) unreached_since_ = EventLoop::Now();
     if (channel_ == nullptr) {
-      channel_ = grpc::CreateCustomChannel(Target(address_), ChannelCredentialsOf(credentials_), Arguments());
+      channel_ = grpc::CreateCustomChannel(Target(peer_.control_address), ChannelCredentialsOf(credentials_),
+                                           Arguments());
       stub_ = control::Control::NewStub(channel_);
     }
     stream = stream_ = std::make_shared<Stream>(this, stub_.get());
@@ -184,10 +183,10 @@ void ControlLink::OnStreamDone(Stream* stream, const grpc::Status& status) {
     backoff_ms_ = backoff_ms_ == 0 ? kControlBackoffMsMin : std::min(backoff_ms_ * 2, kControlBackoffMsMax);
     wait_ms = backoff_ms_;
   }
-  LOG_DEBUG("control stream to %s at %s ended: %s; again in ms %u", name_.c_str(), address_.c_str(),
-            status.error_message().c_str(), wait_ms);
+  LOG_DEBUG("control stream to %s at %s ended: %s; again in ms %u", peer_.name.c_str(),
+            peer_.control_address.c_str(), status.error_message().c_str(), wait_ms);
   if (status.error_code() == grpc::StatusCode::FAILED_PRECONDITION)
-    LOG_ERROR("control stream to %s refused: %s", name_.c_str(), status.error_message().c_str());
+    LOG_ERROR("control stream to %s refused: %s", peer_.name.c_str(), status.error_message().c_str());
   // If Stop() is called before the alarm is set, Connect() sees that the link is stopped.
   Hold();
   alarm_.Set(std::chrono::system_clock::now() + std::chrono::milliseconds(wait_ms), [this](bool ok) {

@@ -51,6 +51,7 @@ class ControlLink {
   // Since when a needed stream is missing (EventLoop::Now()); 0: the stream exists or is not needed.
   TimeUs unreached_since();
   void Stop();  // cancels; `count` falls when gRPC makes no more callbacks
+  const Member& peer() const { return peer_; }
   // After Stop(): whether no callback will come any more.
   bool idle() const { return pending_.load() == 0; }
 
@@ -90,9 +91,7 @@ class ControlLink {
   void OnStreamDone(Stream* stream, const grpc::Status& status);
 
   const NodeId self_;
-  const NodeId peer_;
-  const std::string name_;
-  const std::string address_;
+  const Member peer_;
   const Credentials* const credentials_;
   StreamCount* const count_;
   const ControlPlane::OnAnswer* const on_answer_;

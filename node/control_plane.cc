@@ -207,6 +207,16 @@ class ControlPlane::Impl {
     if (found != links_.end()) found->second->Send(std::move(envelope));
   }
 
+  void Reconnect(NodeId to) {
+    const auto found = links_.find(to);
+    if (found == links_.end() || found->second->unreached_since() != 0) return;
+    found->second->Stop();
+    auto fresh = std::make_unique<ControlLink>(config_.self, found->second->peer(), config_.credentials.get(),
+                                               &count_, &on_answer_);
+    retired_.push_back(std::exchange(found->second, std::move(fresh)));
+    std::erase_if(retired_, [](const auto& link) { return link->idle(); });
+  }
+
   void Ask(NodeId to) {
     if (const auto found = links_.find(to); found != links_.end()) found->second->Ask();
   }
@@ -255,6 +265,7 @@ ControlPlane::~ControlPlane() { Stop(); }
 uint16_t ControlPlane::port() const { return impl_->port(); }
 void ControlPlane::SetMembers(const std::vector<Member>& members) { impl_->SetMembers(members); }
 void ControlPlane::Send(NodeId to, std::string envelope) { impl_->Send(to, std::move(envelope)); }
+void ControlPlane::Reconnect(NodeId to) { impl_->Reconnect(to); }
 void ControlPlane::Ask(NodeId to) { impl_->Ask(to); }
 void ControlPlane::SetCoordinator(const std::string& address) { impl_->SetCoordinator(address); }
 std::map<NodeId, TimeUs> ControlPlane::Unreached() const { return impl_->Unreached(); }

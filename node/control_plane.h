@@ -64,6 +64,9 @@ class ControlPlane {
   void SetMembers(const std::vector<Member>& members);
   // Dropped if `to` is not a member.
   void Send(NodeId to, std::string envelope);
+  // Makes the link to the member again if it has a stream: its messages have no effect, and TCP may wait for minutes
+  // before it sends them again.
+  void Reconnect(NodeId to);
   // Asks the member where its coordinator is, now or when there is a stream to it.
   void Ask(NodeId to);
   // Sets the answer to nodes that ask this one; an empty address: no answer.

@@ -312,6 +312,7 @@ Status Daemon::NewNode() {
   if (watch_ == nullptr)
     watch_ = std::make_unique<CoordinatorWatch>(options_.coordinator_listen, EventLoop::Now(),
                                                 options_.etcd.has_value());
+  node_->UseReach([this](NodeId member, bool reached) { membership_->ReportReach(member, reached); });
   node_->UseDrain([this](TimeUs within_us) { BeginDrain(within_us, "ropeteam drain"); },
                   [this](const DrainReport&) { OnDrained(node_->EndDrain()); });
   // This node was declared dead during a drain. Its shards must still be copied.
@@ -377,6 +378,11 @@ Status Daemon::StartMembership() {
     // The last call for a refused instance passes 0, before the next instance begins.
     loop_.Post([this, valid_until] {
       if (node_ != nullptr) node_->OnLease(valid_until);
+    });
+  };
+  callbacks.on_check = [this](const std::vector<NodeId>& members) {
+    loop_.Post([this, members] {
+      if (node_ != nullptr) node_->OnCheckMembers(members);
     });
   };
   callbacks.on_contact = [this](const Contact& contact) {

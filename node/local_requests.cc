@@ -278,6 +278,7 @@ bool LocalServer::OnAdmin(SessionId id, Client& client, RequestId request, std::
       drive_([&](Engine& engine, TimeUs) {
         DaemonFacts facts = Facts();
         facts.drain = engine.drain();
+        if (const Member* leader = engine.view().Find(engine.view().leader)) facts.leader = leader->name;
         json = NodeJson(engine.Report(), facts, config_.transport());
       });
       client.session->Send(local::Type::kAdminReply, request, Encode(local::AdminReply{std::move(json)}));

@@ -169,6 +169,9 @@ void AddTrouble(const MetricsSnapshot& s, Families* f) {
       .Add(e.local.leases_lost, {{"cause", "lease"}})
       .Add(e.local.links_lost, {{"cause", "link"}})
       .Add(e.local.storage_stalls, {{"cause", "storage"}});
+  f->Gauge("unreached_members", "Members of the view that this node does not reach")
+      .Add(e.lost_control, {{"path", "control"}})
+      .Add(e.lost_data, {{"path", "data"}});
   f->Counter("corrupt_chunks_total", "Checksum mismatches, here or in what came").Add(e.counters.chunks_bad);
   f->Counter("repaired_chunks_total", "Chunks that were written again from a good copy")
       .Add(e.counters.chunks_repaired);

@@ -8,7 +8,9 @@
 
 #include "core/base/log.h"
 #include "core/base/sizes.h"
+#include "core/engine/limits.h"
 #include "core/shard/manifest.h"
+#include "membership/coordinator.h"
 #include "node/drain.h"
 #include "node/local_socket.h"
 #include "storage/audit/audit.h"
@@ -24,6 +26,8 @@ constexpr size_t kEarlyBytesMax = 4ull << 20;
 // A listing of objects omits shards with larger manifests, because the loop's thread reads them.
 constexpr uint64_t kListedManifestBytesMax = 4ull << 20;
 constexpr size_t kListedObjectsMax = 8192;
+// The lead moves at most this often, and a member that the new leader does not reach is known by then.
+static_assert(kLeaderStaysUs > 2 * engine::kUnansweredUs);
 constexpr size_t kBegunStepsMax = 64;  // only a few steps are in flight at a time
 constexpr size_t kNamedMax = 16;       // nodes named in one log line
 // Interval of the check for stalled storage work. Short compared with StorageWorkers::kStalledAfter.
@@ -438,6 +442,10 @@ void Node::CarryOut(Outbox& outbox) {
     if (members_.contains(suspicion.peer)) stats_.OnSign(EventLoop::Now(), suspicion.peer);
     on_suspect_(suspicion.peer, suspicion.reason);
   }
+  for (const PeerReached& peer : outbox.reached) {
+    if (!peer.reached) control_->Reconnect(peer.peer);
+    if (on_reach_) on_reach_(peer.peer, peer.reached);
+  }
   for (const LevelEvent& event : outbox.events) LogEvent(event);
 }
 
@@ -513,6 +521,10 @@ void Node::OnLease(TimeUs valid_until) {
   data_->SetLease(valid_until);
   stats_.OnLease(EventLoop::Now(), valid_until);
   Drive([&](Engine& engine, TimeUs now) { engine.OnLease(now, valid_until); });
+}
+
+void Node::OnCheckMembers(const std::vector<NodeId>& members) {
+  Drive([&](Engine& engine, TimeUs now) { engine.OnCheckMembers(now, members); });
 }
 
 void Node::LogView(const View& view, const std::unordered_set<NodeId>& members) const {

@@ -39,6 +39,9 @@ class Node {
   // The data path reports a failure of this member: for Membership::ReportSuspect().
   using OnSuspect = std::function<void(NodeId member, const std::string& reason)>;
 
+  // A member answers control messages, or does not: for Membership::ReportReach().
+  using OnReach = std::function<void(NodeId member, bool reached)>;
+
   // Membership::Relocate().
   using Relocate = std::function<void(const std::string& coordinator, bool now)>;
 
@@ -65,6 +68,8 @@ class Node {
   // Call it before Listen(): sets the coordinator watch, which successive Nodes share. Both arguments must outlive the
   // Node.
   void UseWatch(CoordinatorWatch* watch, Relocate relocate);
+  // Before Listen().
+  void UseReach(OnReach on_reach) { on_reach_ = std::move(on_reach); }
   // Before Listen(). The callbacks must not destroy the Node.
   void UseDrain(DrainAsked asked, OnDrained drained);
   // Drains: copies this node's shards to other nodes. OnDrained is called when that is done, or at the given time
@@ -85,6 +90,8 @@ class Node {
   void OnContact();
   // Membership's lease is valid until `valid_until` (EventLoop::Now()); 0: no lease.
   void OnLease(TimeUs valid_until);
+  // Membership::Callbacks::on_check.
+  void OnCheckMembers(const std::vector<NodeId>& members);
   MetricsSnapshot Metrics() const;
 
   Node(const Node&) = delete;
@@ -124,6 +131,7 @@ class Node {
   EventLoop* const loop_;
   ArenaFile* const arena_;
   const OnSuspect on_suspect_;
+  OnReach on_reach_;
   Member self_;
   View view_;
   std::unordered_set<NodeId> members_;  // of the view

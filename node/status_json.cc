@@ -94,7 +94,11 @@ Json ToJson(const NodeReport& n) {
   for (const CopyReport& copy : n.copies) copies.push_back(ToJson(copy));
   Json lost_links = Json::array();
   for (const LostLinkReport& link : n.lost_links)
-    lost_links.push_back({{"peer", link.name}, {"reason", link.reason}, {"lost_for_us", link.lost_for_us}});
+    lost_links.push_back({{"peer", link.name},
+                          {"reason", link.reason},
+                          {"lost_for_us", link.lost_for_us},
+                          {"control", link.control},
+                          {"data", link.data}});
   return {{"id", Hex(n.id)},
           {"name", n.name},
           {"chunk_bytes", n.chunk_bytes},
@@ -146,6 +150,7 @@ Json ToJson(const MembershipReport& r) {
 Json ToJson(const DaemonFacts& f) {
   return {{"version", f.version},
           {"node", f.node},
+          {"leader", f.leader},
           {"pid", f.pid},
           {"socket", f.socket},
           {"control", f.control},

@@ -28,6 +28,7 @@ namespace ropeteam {
 struct DaemonFacts {
   std::string version;
   std::string node;
+  std::string leader = {};  // of this node's view, in reports of this node alone
   pid_t pid = 0;
   std::string socket;
   std::string control;  // host:port

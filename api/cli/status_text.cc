@@ -158,9 +158,29 @@ std::string NodeTable(const Json& nodes, const Json* before, double seconds) {
   return table.Render();
 }
 
-// What keeps nodes from replicating, one line each.
-std::string Troubles(const Json& nodes) {
+// Which nodes do not reach each other, one line for each pair: its two ends may both report it.
+std::string Apart(const Json& nodes, const std::string& leader) {
+  std::map<std::pair<std::string, std::string>, std::pair<std::string, uint64_t>> pairs;
+  for (const Json& node : nodes)
+    for (const Json& link : node.value("lost_links", Json::array())) {
+      if (!link.value("control", false)) continue;
+      const std::string name = node.at("name");
+      const std::string peer = link.at("peer");
+      auto& [paths, seconds] = pairs[std::minmax(name, peer)];
+      paths = link.value("data", false) || paths == "control and data" ? "control and data" : "control";
+      seconds = std::max(seconds, Number(link, "lost_for_us") / 1'000'000);
+    }
+  const auto shown = [&leader](const std::string& name) { return name + (name == leader ? " (leader)" : ""); };
   std::string text;
+  for (const auto& [pair, lost] : pairs)
+    text += shown(pair.first) + " and " + shown(pair.second) + " do not reach each other (" + lost.first +
+            "), " + std::to_string(lost.second) + " s\n";
+  return text;
+}
+
+// What keeps nodes from replicating, one line each.
+std::string Troubles(const Json& nodes, const std::string& leader) {
+  std::string text = Apart(nodes, leader);
   for (const Json& node : nodes) {
     const std::string name = node.at("name").get<std::string>();
     if (node.value("leaving", false))
@@ -171,9 +191,10 @@ std::string Troubles(const Json& nodes) {
               "not reach "
               "etcd; its saves stay local\n";
     for (const Json& link : node.value("lost_links", Json::array()))
-      text += name + " has not reached " + link.at("peer").get<std::string>() + " for " +
-              std::to_string(Number(link, "lost_for_us") / 1'000'000) + " s (" +
-              link.at("reason").get<std::string>() + "): new copies go to other nodes, if there are any\n";
+      if (!link.value("control", false))
+        text += name + " has not reached " + link.at("peer").get<std::string>() + " for " +
+                std::to_string(Number(link, "lost_for_us") / 1'000'000) + " s (" +
+                link.at("reason").get<std::string>() + "): new copies go to other nodes, if there are any\n";
   }
   return text.empty() ? text : "\n" + text;
 }
@@ -261,7 +282,7 @@ std::string RosterText(const Json& status) {
 
 std::string RenderStatus(const Json& status, const Json* before, double seconds) {
   std::string text = Head(status) + "\n" + NodeTable(status.at("nodes"), before, seconds) +
-                     Troubles(status.at("nodes")) + "\n" + StepTable(status.at("steps"));
+                     Troubles(status.at("nodes"), status.at("leader").get<std::string>()) + "\n" + StepTable(status.at("steps"));
   const Json& daemon = status.at("daemon");
   return text + "\nasked " + daemon.at("node").get<std::string>() + "   socket " +
          daemon.at("socket").get<std::string>() + "   data " + daemon.at("data").get<std::string>() + "\n" +
@@ -269,8 +290,9 @@ std::string RenderStatus(const Json& status, const Json* before, double seconds)
 }
 
 std::string RenderNode(const Json& node) {
-  std::string text = NodeTable(Json::array({node}), nullptr, 0) + Troubles(Json::array({node}));
   const Json& daemon = node.at("daemon");
+  std::string text = NodeTable(Json::array({node}), nullptr, 0) +
+                     Troubles(Json::array({node}), daemon.value("leader", ""));
   for (const char* key : {"version", "socket", "control", "data", "arena"})
     text += std::string(key) + " " + daemon.at(key).get<std::string>() + "\n";
   text += TransportLine(daemon) + FallbackLine(daemon) + SecurityLine(daemon) + MembershipLines(daemon);

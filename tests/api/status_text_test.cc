@@ -73,6 +73,12 @@ TEST(StatusText, SaysWhichNodeHasNoLeaseAndWhichTwoHaveLostEachOther) {
   node["lost_links"] = {{{"peer", "node-8"}, {"reason", "link failed"}, {"lost_for_us", 12'900'000}}};
   EXPECT_THAT(ShownNode(node), HasSubstr("node-7 has no lease: it does not reach"));
   EXPECT_THAT(ShownNode(node), HasSubstr("node-7 has not reached node-8 for 12 s (link failed)"));
+  node["lost_links"][0]["control"] = true;
+  node["lost_links"][0]["peer"] = "node-0";
+  EXPECT_THAT(ShownNode(node), HasSubstr("node-0 (leader) and node-7 do not reach each other (control), 12 s"));
+  EXPECT_THAT(ShownNode(node), Not(HasSubstr("has not reached")));
+  node["lost_links"][0]["data"] = true;
+  EXPECT_THAT(ShownNode(node), HasSubstr("do not reach each other (control and data), 12 s"));
 }
 
 TEST(StatusText, ANodeShowsWhenItsLastScrubEndedAndHowFastItWas) {
