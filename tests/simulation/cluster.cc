@@ -63,6 +63,9 @@ Cluster::Cluster(const Options& options)
           },
           [this](size_t host, NodeId instance, TimeUs valid_until) {
             OnLease(host, instance, valid_until);
+          },
+          [this](size_t host, NodeId instance, const std::vector<NodeId>& members) {
+            OnCheck(host, instance, members);
           }});
   StartCoordinator();
   for (uint32_t i = 0; i < options.nodes; ++i) AddHost();
@@ -360,6 +363,14 @@ void Cluster::OnLease(size_t index, NodeId instance, TimeUs valid_until) {
     return WhenAwake(&host, [this, index, instance, valid_until] { OnLease(index, instance, valid_until); });
   host.lease_until = valid_until == 0 ? 0 : host.clock.Local(valid_until);
   Give(&host, "lease", [&](Engine& engine, TimeUs local) { engine.OnLease(local, host.lease_until); });
+}
+
+void Cluster::OnCheck(size_t index, NodeId instance, const std::vector<NodeId>& members) {
+  Host& host = *hosts_[index];
+  if (host.id != instance || !host.daemon_runs()) return;
+  if (host.paused)
+    return WhenAwake(&host, [this, index, instance, members] { OnCheck(index, instance, members); });
+  Give(&host, "check", [&](Engine& engine, TimeUs local) { engine.OnCheckMembers(local, members); });
 }
 
 int Cluster::DrawDrift(Random* random) const {

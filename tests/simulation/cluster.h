@@ -142,6 +142,7 @@ class Cluster : private NetworkEnds {
   void OnView(size_t index, NodeId instance, const View& view);
   int DrawDrift(Random* random) const;
   void OnLease(size_t index, NodeId instance, TimeUs valid_until);
+  void OnCheck(size_t index, NodeId instance, const std::vector<NodeId>& members);
   void MarkBadChunks(Host* host);
   void LoseMemory(Host* host);
   void WatchDeadline(SessionId session, RequestId request);

@@ -95,6 +95,10 @@ void Cluster::CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t fre
     Trace("host %zu suspects %" PRIx64 ": %s", host->index, suspicion.peer, suspicion.reason.c_str());
     membership_->Suspect(host->id, suspicion.peer, suspicion.reason);
   }
+  for (const PeerReached& peer : out.reached) {
+    Trace("host %zu %s %" PRIx64, host->index, peer.reached ? "reaches" : "does not reach", peer.peer);
+    membership_->Reach(host->id, peer.peer, peer.reached);
+  }
 }
 
 void Cluster::CarryMessage(Host* host, const SendMessage& message) {

@@ -40,7 +40,9 @@ class SimMembership::Impl {
             MakeConfig(config), [this](const SimulatedPacket& packet) { Carry(packet); },
             {[this](NodeId node, const View& view) { OnView(node, view); },
              [this](NodeId node, const Status& status) { OnRefused(node, status); },
-             [this](NodeId node, TimeUs valid_until) { OnLease(node, valid_until); }},
+             [this](NodeId node, TimeUs valid_until) { OnLease(node, valid_until); },
+             {},
+             [this](NodeId node, const std::vector<NodeId>& members) { OnCheck(node, members); }},
             [this](NodeId node, const std::string& address) {
               return address == kMovedAddress ? 1 : RouteOf(hosts_.at(node).host);
             }) {}
@@ -74,6 +76,11 @@ class SimMembership::Impl {
   void Suspect(NodeId reporter, NodeId suspect, const std::string& reason) {
     if (machines_.agent(reporter) != nullptr)
       machines_.ReportSuspect(scheduler_.now(), reporter, suspect, reason);
+    Arm();
+  }
+  void Reach(NodeId reporter, NodeId member, bool reached) {
+    if (machines_.agent(reporter) != nullptr)
+      machines_.ReportReach(scheduler_.now(), reporter, member, reached);
     Arm();
   }
   void StopCoordinator() {
@@ -152,6 +159,11 @@ class SimMembership::Impl {
     scheduler_.At(
         at, [this, host = place.host, node, valid_until] { listener_.on_lease(host, node, valid_until); });
   }
+  void OnCheck(NodeId node, const std::vector<NodeId>& members) {
+    scheduler_.After(random_.Between(1, kMs), [this, host = hosts_.at(node).host, node, members] {
+      listener_.on_check(host, node, members);
+    });
+  }
   void OnRefused(NodeId node, const Status& status) {
     scheduler_.After(random_.Between(1, 1000), [this, host = hosts_.at(node).host, node, status] {
       listener_.on_refused(host, node, status);
@@ -196,6 +208,9 @@ void SimMembership::Pause(NodeId instance) { impl_->Pause(instance); }
 void SimMembership::Resume(NodeId instance) { impl_->Resume(instance); }
 void SimMembership::Suspect(NodeId reporter, NodeId suspect, const std::string& reason) {
   impl_->Suspect(reporter, suspect, reason);
+}
+void SimMembership::Reach(NodeId reporter, NodeId member, bool reached) {
+  impl_->Reach(reporter, member, reached);
 }
 void SimMembership::StopCoordinator() { impl_->StopCoordinator(); }
 void SimMembership::StartCoordinator(int drift_ppm) { impl_->StartCoordinator(drift_ppm); }

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/base/status.h"
 #include "core/base/view.h"
@@ -31,6 +32,7 @@ class SimMembership {
     std::function<void(size_t host, NodeId instance, const Status&)> on_refused;
     // The lease lasts until this true time; 0: it has ended.
     std::function<void(size_t host, NodeId instance, TimeUs valid_until)> on_lease;
+    std::function<void(size_t host, NodeId instance, const std::vector<NodeId>& members)> on_check;
   };
   // Settings of one daemon, if they differ from the others'.
   struct OwnSettings {
@@ -59,6 +61,7 @@ class SimMembership {
   void Pause(NodeId instance);
   void Resume(NodeId instance);
   void Suspect(NodeId reporter, NodeId suspect, const std::string& reason);
+  void Reach(NodeId reporter, NodeId member, bool reached);
 
   // Stops the coordinator. If there are two, stops one of them, and all hosts look for the other.
   void StopCoordinator();

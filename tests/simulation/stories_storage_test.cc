@@ -380,7 +380,7 @@ TEST_F(StorageStory, AListingThatHangsIsNamedAndNotRepeated) {
   cluster_->StartDaemon(2);
   AwaitOneView();
   cluster_->RunFor(20 * kSecond);
-  EXPECT_EQ(cluster_->storage().listings(), listings + 1);
+  EXPECT_EQ(cluster_->storage().listings(), listings + 1) << Trouble();
   for (const size_t host : {0, 1, 2}) cluster_->storage().GoOn(host);
   StartWorld(2);
   RestoreEverywhere(2, 1);
