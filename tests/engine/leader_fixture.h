@@ -101,7 +101,13 @@ class LeaderTest : public ::testing::Test {
     view.settle_us = settle_us_;
     view.led_since = led_since_;
     view.members.push_back(MemberOf(kLeader));
-    for (const NodeId node : nodes) view.members.push_back(MemberOf(node));
+    for (const NodeId node : nodes) {
+      view.members.push_back(MemberOf(node));
+      joined_.try_emplace(node, epoch_);
+    }
+    std::erase_if(joined_, [&](const auto& member) {
+      return std::find(nodes.begin(), nodes.end(), member.first) == nodes.end();
+    });
     engine_->OnView(now_, view);
     Carry();
   }
@@ -126,6 +132,7 @@ class LeaderTest : public ::testing::Test {
     inventory.incarnation = incarnation_;
     inventory.incarnation_max = incarnation_.number;
     inventory.short_of_memory = short_of_memory_;
+    inventory.joined = joined_[from];
     Send(from, inventory);
   }
   template <typename Message>
@@ -197,13 +204,14 @@ class LeaderTest : public ::testing::Test {
   Epoch led_since_ = 0;
   bool short_of_memory_ = false;
   Epoch epoch_ = 0;
-  IncarnationState incarnation_;  // as the members know it
+  IncarnationState incarnation_;    // as the members know it
+  std::map<NodeId, Epoch> joined_;  // the first epoch of each member
   uint64_t sequence_ = 0;
   uint64_t question_ = 0;
   std::map<uint64_t, Reply> replies_;
   std::vector<NodeId> cannot_reach_;  // what the next member to report cannot reach
   std::vector<CopyOrder> orders_;
-  std::vector<NodeId> ordered_;  // the node that got each of the orders
+  std::vector<NodeId> ordered_;     // the node that got each of the orders
   std::map<NodeId, size_t> drops_;  // orders to drop a copy
   std::map<NodeId, std::optional<LeaderState>> announced_;
 };

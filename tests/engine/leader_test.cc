@@ -226,11 +226,11 @@ TEST_F(LeaderTest, AStepThatARankMayHaveSavedInAnEarlierSessionIsHopelessOnlyWhe
 
 // The uncommitted step cannot be completed and takes the room of a committed step's copy. If a node is away,
 // it may still be completed.
-TEST_F(LeaderTest, WhatNobodyCanCompleteIsReleasedForTheCopiesOfACommittedStepWhenAllNodesAreHere) {
+TEST_F(LeaderTest, WhatNobodyCanCompleteIsReleasedForTheCopiesOfACommittedStepWhenEveryCommitIsKnown) {
   const StepId committed{kCurrent, 7};
   const StepId incomplete{kCurrent, 8};
   short_of_memory_ = true;
-  for (const uint32_t nodes : {4, 3}) {
+  for (const uint32_t nodes : {5, 3}) {
     settings_.nodes = nodes;
     Members({kFirst, kSecond});
     Tell(kFirst, {Marked(Own(committed, 0)), Marked(Own(committed, 1))});
