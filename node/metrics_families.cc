@@ -177,6 +177,10 @@ void AddTrouble(const MetricsSnapshot& s, Families* f) {
       .Add(e.counters.chunks_repaired);
   f->Counter("table_repairs_total", "Places of the arena's tables that were written again")
       .Add(e.counters.table_repairs);
+  f->Counter("reencrypted_copies_total", "Copies encrypted again with the new key").Add(e.reencrypted);
+  f->Gauge("key_copies", "Copies that wait to be encrypted again, and copies whose key this node lacks")
+      .Add(e.copies_of_other_keys, {{"state", "other_key"}})
+      .Add(e.copies_unreadable, {{"state", "unreadable"}});
   f->Counter("stale_messages_total", "Messages refused: of an older epoch or another instance")
       .Add(e.counters.messages_stale);
   f->Gauge("queue_depth", "What waits or is under way")

@@ -76,8 +76,10 @@ EngineConfig EngineConfigOf(const Options& options, NodeId self, const Transport
   config.keep_on_storage = static_cast<uint32_t>(options.retention.keep_newest);
   config.keep_rules = storage::FlagsOf(options.retention);
   if (!fabric.rdma) config.puts_wait_us = kPutsWaitUs;
-  config.encrypts = options.replica_cipher != nullptr;
-  if (config.encrypts) config.salt = NewEncryptionSalt();
+  if (options.replica_cipher != nullptr) {
+    config.keys = options.replica_cipher->key_ids();
+    config.salt = NewEncryptionSalt();
+  }
   return config;
 }
 

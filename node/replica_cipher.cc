@@ -52,7 +52,7 @@ Key KeyOf(const std::string& prk, const EncryptionSalt& salt) {
 
 // Returns a context ready for the chunk's bytes. libcrypto has this cipher and the arguments are valid, so
 // only an allocation can fail.
-Context Begin(const std::string& prk, const ChunkCipher& cipher) {
+Context Begin(const std::string& prk, const ChunkCipher& cipher, bool encrypt) {
   Key key = KeyOf(prk, cipher.salt);
   std::array<unsigned char, kNonceBytes> nonce{};
   std::memcpy(nonce.data(), &cipher.chunk, sizeof(cipher.chunk));
@@ -65,7 +65,7 @@ Context Begin(const std::string& prk, const ChunkCipher& cipher) {
   int length = 0;
   ROPETEAM_CHECK(context != nullptr &&
                  EVP_CipherInit_ex(context.get(), EVP_aes_256_gcm(), nullptr, key.data(), nonce.data(),
-                                   cipher.encrypt ? 1 : 0) == 1 &&
+                                   encrypt ? 1 : 0) == 1 &&
                  EVP_CipherUpdate(context.get(), nullptr, &length,
                                   reinterpret_cast<const unsigned char*>(aad.data()),
                                   static_cast<int>(aad.size())) == 1);
@@ -80,47 +80,8 @@ void Update(EVP_CIPHER_CTX* context, std::byte* bytes, size_t count) {
                  length == static_cast<int>(count));
 }
 
-// Copies each piece of the range to this thread's own memory and calls `piece` with the copy.
-template <typename Piece>
-void ForEachPiece(const std::byte* from, uint64_t length, const Piece& piece) {
-  thread_local const auto buffer = std::make_unique<std::byte[]>(kPieceBytes);
-  for (uint64_t at = 0; at < length; at += kPieceBytes) {
-    const size_t count = std::min<uint64_t>(kPieceBytes, length - at);
-    std::memcpy(buffer.get(), from + at, count);
-    piece(buffer.get(), at, count);
-  }
-}
-
-bool Encrypt(EVP_CIPHER_CTX* context, std::byte* memory, const StartCheck::Range& range,
-             EncryptedChunk* encrypted) {
-  std::byte* const to = memory + range.cipher->to;
-  uint32_t plain = 0;
-  uint32_t crc = 0;
-  ForEachPiece(memory + range.offset, range.length, [&](std::byte* piece, uint64_t at, size_t count) {
-    plain = Crc32c(piece, count, plain);
-    Update(context, piece, count);
-    crc = CopyCrc32c(to + at, piece, count, crc);
-  });
-  unsigned char end[kTagBytes];
-  int length = 0;
-  ChunkTag tag;
-  tag.crc = plain;
-  ROPETEAM_CHECK(EVP_CipherFinal_ex(context, end, &length) == 1 &&
-                 EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_GCM_GET_TAG, kTagBytes, tag.tag.data()) == 1);
-  *encrypted = {crc, tag};
-  if (plain == range.crc) return true;
-  // This plaintext is not the one that belongs to the nonce. Nobody may see two ciphertexts under one nonce.
-  std::memset(to, 0, range.length);
-  return false;
-}
-
-// With `to` null, nothing is written; the result tells whether this is the key.
-bool Decrypt(EVP_CIPHER_CTX* context, const std::byte* from, uint64_t bytes, const ChunkTag& tag,
-             std::byte* to, uint32_t* plain) {
-  ForEachPiece(from, bytes, [&](std::byte* piece, uint64_t at, size_t count) {
-    Update(context, piece, count);
-    if (to != nullptr) *plain = CopyCrc32c(to + at, piece, count, *plain);
-  });
+// Whether the bytes are those that the tag was made for.
+bool Authentic(EVP_CIPHER_CTX* context, const ChunkTag& tag) {
   unsigned char end[kTagBytes];
   int length = 0;
   std::array<uint64_t, 2> expected = tag.tag;
@@ -128,34 +89,69 @@ bool Decrypt(EVP_CIPHER_CTX* context, const std::byte* from, uint64_t bytes, con
          EVP_CipherFinal_ex(context, end, &length) == 1;
 }
 
+ChunkTag TagOf(EVP_CIPHER_CTX* context, uint32_t plain) {
+  unsigned char end[kTagBytes];
+  int length = 0;
+  ChunkTag tag;
+  tag.crc = plain;
+  ROPETEAM_CHECK(EVP_CipherFinal_ex(context, end, &length) == 1 &&
+                 EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_GCM_GET_TAG, kTagBytes, tag.tag.data()) == 1);
+  return tag;
+}
+
 }  // namespace
 
 ReplicaCipher::ReplicaCipher(const std::vector<JobKey>& keys, const std::string& job) {
   ROPETEAM_CHECK(!keys.empty());
-  for (const JobKey& key : keys) keys_.push_back(DeriveFromJobKey(key, job, "replicas", kKeyBytes));
+  for (const JobKey& key : keys)
+    keys_.push_back({JobKeyNumber(key, job), DeriveFromJobKey(key, job, "replicas", kKeyBytes)});
 }
 
 ReplicaCipher::~ReplicaCipher() {
-  for (std::string& key : keys_) OPENSSL_cleanse(key.data(), key.size());
+  for (Key& key : keys_) OPENSSL_cleanse(key.prk.data(), key.prk.size());
+}
+
+std::vector<KeyId> ReplicaCipher::key_ids() const {
+  std::vector<KeyId> ids;
+  for (const Key& key : keys_) ids.push_back(key.id);
+  return ids;
+}
+
+const std::string* ReplicaCipher::Find(KeyId id) const {
+  const auto found = std::find_if(keys_.begin(), keys_.end(), [id](const Key& key) { return key.id == id; });
+  return found == keys_.end() ? nullptr : &found->prk;
 }
 
 bool ReplicaCipher::CarryOut(std::byte* memory, const StartCheck::Range& range,
                              EncryptedChunk* encrypted) const {
   ROPETEAM_CHECK(range.cipher.has_value());
   const ChunkCipher& cipher = *range.cipher;
-  if (cipher.encrypt) return Encrypt(Begin(keys_[0], cipher).get(), memory, range, encrypted);
-  const std::byte* const from = memory + range.offset;
-  for (const std::string& key : keys_) {
-    // While a key is being replaced, any of the keys may be the right one. Decryption in place allows one
-    // try, so the key is tested first.
-    if (&key != &keys_.back() &&
-        !Decrypt(Begin(key, cipher).get(), from, range.length, cipher.tag, nullptr, nullptr))
-      continue;
-    uint32_t plain = 0;
-    const bool authentic =
-        Decrypt(Begin(key, cipher).get(), from, range.length, cipher.tag, memory + cipher.to, &plain);
-    return authentic && plain == range.crc;
+  const bool decrypts = cipher.from_key != kPlaintext;
+  const bool encrypts = cipher.to_key != kPlaintext;
+  const std::string* const from_key = decrypts ? Find(cipher.from_key) : nullptr;
+  const std::string* const to_key = encrypts ? Find(cipher.to_key) : nullptr;
+  if ((decrypts && from_key == nullptr) || (encrypts && to_key == nullptr)) return false;
+  const Context from = decrypts ? Begin(*from_key, cipher, false) : nullptr;
+  const Context into = encrypts ? Begin(*to_key, cipher, true) : nullptr;
+  thread_local const auto buffer = std::make_unique<std::byte[]>(kPieceBytes);
+  std::byte* const piece = buffer.get();
+  uint32_t plain = 0;
+  uint32_t crc = 0;
+  for (uint64_t at = 0; at < range.length; at += kPieceBytes) {
+    const size_t count = std::min<uint64_t>(kPieceBytes, range.length - at);
+    std::memcpy(piece, memory + range.offset + at, count);
+    if (decrypts) Update(from.get(), piece, count);
+    if (encrypts) {
+      plain = Crc32c(piece, count, plain);
+      Update(into.get(), piece, count);
+    }
+    crc = CopyCrc32c(memory + cipher.to + at, piece, count, crc);
   }
+  if (encrypts) *encrypted = {crc, TagOf(into.get(), plain)};
+  if (!encrypts) plain = crc;
+  if ((!decrypts || Authentic(from.get(), cipher.tag)) && plain == range.crc) return true;
+  // This plaintext is not the one that belongs to the nonce. Nobody may see two ciphertexts under one nonce.
+  if (encrypts) std::memset(memory + cipher.to, 0, range.length);
   return false;
 }
 

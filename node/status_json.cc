@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "api/client/local_protocol.h"
@@ -84,7 +85,60 @@ Json ToJson(const CopyReport& c) {
           {"stream_bytes", c.stream_bytes},
           {"role", RoleName(c.role)},
           {"committed", c.committed},
-          {"bad", c.bad}};
+          {"bad", c.bad},
+          {"key", c.key == kPlaintext ? Json() : Json(KeyName(c.key))},
+          {"readable", c.readable}};
+}
+
+Json KeyNames(const std::vector<KeyId>& keys) {
+  Json names = Json::array();
+  for (const KeyId key : keys) names.push_back(KeyName(key));
+  return names;
+}
+
+// Copies that the node is to encrypt again with its first key.
+uint64_t CopiesOfOtherKeys(const NodeReport& n) {
+  return static_cast<uint64_t>(std::count_if(n.copies.begin(), n.copies.end(), [&](const CopyReport& copy) {
+    return copy.key != kPlaintext && copy.readable && copy.key != n.keys.front();
+  }));
+}
+
+// Every key of the job: which nodes have it, and how many copies are encrypted with it.
+Json KeysOf(const ClusterReport& r) {
+  struct Known {
+    Json first_on = Json::array(), on = Json::array(), absent_on = Json::array();
+    uint64_t copies = 0, unreadable = 0;
+  };
+  std::map<KeyId, Known> keys;
+  for (const NodeReport& node : r.nodes) {
+    for (const KeyId key : node.keys) {
+      if (key == node.keys.front()) keys[key].first_on.push_back(node.name);
+      keys[key].on.push_back(node.name);
+    }
+    for (const CopyReport& copy : node.copies) {
+      if (copy.key == kPlaintext) continue;
+      Known& known = keys[copy.key];
+      ++known.copies;
+      if (copy.readable) continue;
+      ++known.unreadable;
+      if (known.absent_on.empty() || known.absent_on.back() != node.name) known.absent_on.push_back(node.name);
+    }
+  }
+  // A node that is away may have copies that need any key.
+  const bool all_here = r.nodes.size() >= r.nodes_expected;
+  const bool one_first = std::any_of(keys.begin(), keys.end(), [&](const auto& known) {
+    return known.second.first_on.size() == r.nodes.size();
+  });
+  Json list = Json::array();
+  for (const auto& [key, known] : keys)
+    list.push_back({{"key", KeyName(key)},
+                    {"first_on", known.first_on},
+                    {"on", known.on},
+                    {"copies", known.copies},
+                    {"unreadable", known.unreadable},
+                    {"absent_on", known.absent_on},
+                    {"removable", known.first_on.empty() && known.copies == 0 && one_first && all_here}});
+  return list;
 }
 
 Json ToJson(const NodeReport& n) {
@@ -111,7 +165,10 @@ Json ToJson(const NodeReport& n) {
           {"has_lease", n.has_lease},
           {"leaving", n.leaving},
           {"lost_links", std::move(lost_links)},
-          {"keep_rules", n.keep_rules}};
+          {"keep_rules", n.keep_rules},
+          {"keys", KeyNames(n.keys)},
+          {"reencrypted", n.reencrypted},
+          {"reencrypt_left", CopiesOfOtherKeys(n)}};
 }
 
 Json ToJson(const StepReport& s) {
@@ -207,6 +264,7 @@ Json Head(const ClusterReport& r) {
                     {"missing", r.roster.missing},
                     {"missing_names", r.roster.missing_names},
                     {"waiting", r.roster.waiting}};
+  json["keys"] = KeysOf(r);
   return json;
 }
 
@@ -313,17 +371,19 @@ std::string VerifyJson(const VerifyReport& report) {
   Json copies = Json::array();
   uint64_t chunks = 0;
   uint64_t bad = 0;
-  // Copies with bad chunks come first, so that they are cut last.
+  // Copies that are not good come first, so that they are cut last.
   for (const bool wanted_bad : {true, false})
     for (const VerifiedCopy& copy : report.copies) {
-      if (copy.bad.empty() == wanted_bad) continue;
+      if ((copy.bad.empty() && copy.readable) == wanted_bad) continue;
       chunks += copy.chunks;
       bad += copy.bad.size();
       copies.push_back({{"node", copy.node},
                         {"id", ToJson(copy.id)},
                         {"role", RoleName(copy.role)},
                         {"chunks", copy.chunks},
-                        {"bad", copy.bad}});
+                        {"bad", copy.bad},
+                        {"key", copy.key == kPlaintext ? Json() : Json(KeyName(copy.key))},
+                        {"readable", copy.readable}});
     }
   json["chunks"] = chunks;
   json["chunks_bad"] = bad;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Does a driver's work for StartCheck in one call. Its cipher is not secret: it changes every word,
-// differently for each salt and chunk, and recognises its ciphertext.
+// differently for each key, salt and chunk, and recognises its ciphertext.
 
 #ifndef ROPETEAM_TESTS_TOY_CIPHER_H_
 #define ROPETEAM_TESTS_TOY_CIPHER_H_
@@ -22,8 +22,8 @@ inline uint64_t ToyMix(uint64_t a, uint64_t b) {
   mixed = (mixed ^ (mixed >> 29)) * 0x94d049bb133111eb;
   return mixed ^ (mixed >> 32);
 }
-inline uint64_t ToyKey(const EncryptionSalt& salt, uint64_t chunk) {
-  return ToyMix(ToyMix(ToyMix(salt.instance[0], salt.instance[1]), salt.count), chunk);
+inline uint64_t ToyKey(KeyId key, const EncryptionSalt& salt, uint64_t chunk) {
+  return ToyMix(ToyMix(ToyMix(ToyMix(key, salt.instance[0]), salt.instance[1]), salt.count), chunk);
 }
 // Encrypts and decrypts.
 inline std::string ToyCrypt(const std::byte* bytes, size_t length, uint64_t key) {
@@ -45,16 +45,24 @@ inline bool ToyCheck(std::byte* memory, const StartCheck::Range& range, Encrypte
     return PackIfGood(memory + range.pack->to, bytes, range.length, range.crc, range.pack->pieces, &out->crc);
   if (!range.cipher) return Crc32c(bytes, range.length) == range.crc;
   const ChunkCipher& cipher = *range.cipher;
-  const uint64_t key = ToyKey(cipher.salt, cipher.chunk);
   const ShardId& id = cipher.shard;
   const uint64_t name = ToyMix(ToyMix(id.incarnation, id.step), id.rank);
-  const std::string result = ToyCrypt(bytes, range.length, key);
-  const uint32_t plain = cipher.encrypt ? Crc32c(bytes, range.length) : Crc32c(result.data(), result.size());
-  const uint32_t encrypted =
-      cipher.encrypt ? Crc32c(result.data(), result.size()) : Crc32c(bytes, range.length);
-  *out = {encrypted, {{ToyMix(key, encrypted), ToyMix(key, name)}, plain, 0}};
-  const bool good = plain == range.crc && (cipher.encrypt || out->tag == cipher.tag);
-  if (good || !cipher.encrypt) std::memcpy(memory + cipher.to, result.data(), result.size());
+  const auto key = [&](KeyId of) { return ToyKey(of, cipher.salt, cipher.chunk); };
+  const auto crypt = [&](const std::string& text, KeyId of) {
+    return of == kPlaintext ? text
+                            : ToyCrypt(reinterpret_cast<const std::byte*>(text.data()), text.size(), key(of));
+  };
+  const auto sum = [](const std::string& text) { return Crc32c(text.data(), text.size()); };
+  const auto tag = [&](KeyId of, uint32_t encrypted, uint32_t plain) {
+    return ChunkTag{{ToyMix(key(of), encrypted), ToyMix(key(of), name)}, plain, 0};
+  };
+  const std::string before(reinterpret_cast<const char*>(bytes), range.length);
+  const std::string plain = crypt(before, cipher.from_key);
+  const std::string after = crypt(plain, cipher.to_key);
+  *out = {sum(after), tag(cipher.to_key, sum(after), sum(plain))};
+  const bool good = sum(plain) == range.crc && (cipher.from_key == kPlaintext ||
+                                                tag(cipher.from_key, sum(before), sum(plain)) == cipher.tag);
+  if (good || cipher.to_key == kPlaintext) std::memcpy(memory + cipher.to, after.data(), after.size());
   return good;
 }
 
@@ -68,7 +76,7 @@ inline ToyChecked ToyCheckAll(std::byte* memory, const StartCheck& check) {
     EncryptedChunk encrypted;
     if (!ToyCheck(memory, check.ranges[i], &encrypted)) checked.bad.push_back(i);
     const StartCheck::Range& range = check.ranges[i];
-    if (range.pack || (range.cipher && range.cipher->encrypt)) checked.encrypted.push_back(encrypted);
+    if (range.pack || (range.cipher && range.cipher->to_key != kPlaintext)) checked.encrypted.push_back(encrypted);
   }
   return checked;
 }

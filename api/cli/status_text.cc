@@ -199,16 +199,48 @@ std::string Troubles(const Json& nodes, const std::string& leader) {
   return text.empty() ? text : "\n" + text;
 }
 
+std::string Join(const Json& values) {
+  std::string text;
+  for (const Json& value : values)
+    text += (text.empty() ? "" : ",") + (value.is_string() ? value.get<std::string>() : value.dump());
+  return text;
+}
+
+// In a job that encrypts its replicas: its keys, and the copies that need them. A daemon of another build may not report
+// them.
+std::string KeyLines(const Json& status) {
+  std::string text;
+  for (const Json& key : status.value("keys", Json::array())) {
+    text += "key " + key.at("key").get<std::string>();
+    if (!key.at("first_on").empty())
+      text += "   encrypts on " + Join(key.at("first_on"));
+    else if (!key.at("on").empty())
+      text += "   second on " + Join(key.at("on"));
+    text += "   copies " + NumberText(key, "copies");
+    if (key.at("removable").get<bool>())
+      text += ": it may be removed";
+    else if (key.at("first_on").empty() && !key.at("on").empty())
+      text += ": keep it until no copy needs it and all nodes are here";
+    text += "\n";
+    if (Number(key, "unreadable") != 0)
+      text += "  " + NumberText(key, "unreadable") + " copies DO NOT COUNT: " + Join(key.at("absent_on")) +
+              " lack the key; put it back there, second in the key file\n";
+  }
+  for (const Json& node : status.at("nodes"))
+    if (const uint64_t left = node.value("reencrypt_left", uint64_t{0}); left != 0)
+      text += node.at("name").get<std::string>() + " has re-encrypted " + NumberText(node, "reencrypted") +
+              " of " + std::to_string(Number(node, "reencrypted") + left) + " copies\n";
+  return text.empty() ? text : "\n" + text;
+}
+
+std::string KeyText(const Json& copy) {
+  const Json key = copy.value("key", Json());
+  return key.is_null() ? "-" : key.get<std::string>();
+}
+
 std::string ShardCells(const Json& id) {
   return "step " + NumberText(id, "step") + " rank " + NumberText(id, "rank") + " incarnation " +
          NumberText(id, "incarnation");
-}
-
-std::string Join(const Json& numbers) {
-  std::string text;
-  for (const Json& number : numbers)
-    text += (text.empty() ? "" : ",") + std::to_string(number.get<uint64_t>());
-  return text;
 }
 
 // The transport of the node that was asked. A daemon of another build may not report all of it.
@@ -282,7 +314,8 @@ std::string RosterText(const Json& status) {
 
 std::string RenderStatus(const Json& status, const Json* before, double seconds) {
   std::string text = Head(status) + "\n" + NodeTable(status.at("nodes"), before, seconds) +
-                     Troubles(status.at("nodes"), status.at("leader").get<std::string>()) + "\n" + StepTable(status.at("steps"));
+                     Troubles(status.at("nodes"), status.at("leader").get<std::string>()) + KeyLines(status) + "\n" +
+                     StepTable(status.at("steps"));
   const Json& daemon = status.at("daemon");
   return text + "\nasked " + daemon.at("node").get<std::string>() + "   socket " +
          daemon.at("socket").get<std::string>() + "   data " + daemon.at("data").get<std::string>() + "\n" +
@@ -303,12 +336,13 @@ std::string RenderNode(const Json& node) {
 std::string RenderList(const Json& list) {
   std::string text = Head(list) + "\n" + StepTable(list.at("steps"));
   if (!list.contains("copies")) return text;
-  Table copies({"<NODE", "RANK", "INCARNATION", "<ROLE", "BYTES", "<BAD CHUNKS"});
+  Table copies({"<NODE", "RANK", "INCARNATION", "<ROLE", "BYTES", "<BAD CHUNKS", "<KEY"});
   for (const Json& copy : list.at("copies")) {
     const Json& id = copy.at("id");
     copies.Add({copy.at("node").get<std::string>(), NumberText(id, "rank"), NumberText(id, "incarnation"),
                 copy.at("role").get<std::string>(), Bytes(copy, "stream_bytes"),
-                copy.at("bad").empty() ? "none" : Join(copy.at("bad"))});
+                copy.at("bad").empty() ? "none" : Join(copy.at("bad")),
+                KeyText(copy) + (copy.value("readable", true) ? "" : ", ABSENT: the copy does not count")});
   }
   text += "\n" + copies.Render();
   const Json& objects = list.at("objects");
@@ -324,6 +358,10 @@ std::string RenderVerify(const Json& verify) {
   std::string text;
   uint64_t bad_copies = 0;
   for (const Json& copy : verify.at("copies")) {
+    if (!copy.value("readable", true))
+      text += "unreadable: node " + copy.at("node").get<std::string>() + " " + ShardCells(copy.at("id")) +
+              " is encrypted with key " + KeyText(copy) + ", which the node lacks (" +
+              copy.at("role").get<std::string>() + ")\n";
     if (copy.at("bad").empty()) continue;
     ++bad_copies;
     text += "bad: node " + copy.at("node").get<std::string>() + " " + ShardCells(copy.at("id")) + " chunks " +
@@ -358,7 +396,8 @@ void AddMissingCopies(const Json& list, Json* verify) {
   // The nodes have just read their copies, which is newer than the leader's knowledge.
   std::map<uint64_t, std::set<std::string>> nodes_of;
   for (const Json& copy : verify->at("copies"))
-    if (copy.at("role") != "cache") nodes_of[Number(copy.at("id"), "rank")].insert(copy.at("node"));
+    if (copy.at("role") != "cache" && copy.value("readable", true))
+      nodes_of[Number(copy.at("id"), "rank")].insert(copy.at("node"));
   for (uint64_t rank = 0; rank < world_size; ++rank)
     if (const size_t copies = nodes_of[rank].size(); copies < wanted)
       (*verify)["missing"].push_back({{"rank", rank}, {"copies", copies}, {"wanted", wanted}});

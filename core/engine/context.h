@@ -7,6 +7,7 @@
 #ifndef ROPETEAM_CORE_ENGINE_CONTEXT_H_
 #define ROPETEAM_CORE_ENGINE_CONTEXT_H_
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <string>
@@ -110,11 +111,33 @@ class Context {
     trace.Add(event);
   }
 
+  // A copy that is encrypted with a key that this node lacks is none: it is neither counted nor read, sent or repaired.
+  // It keeps its mark, and counts again when a daemon has the key.
+  bool HasKey(KeyId key) const {
+    return key == kPlaintext || std::find(config.keys.begin(), config.keys.end(), key) != config.keys.end();
+  }
+  bool Readable(const SealedShard& shard) const { return HasKey(shard.encryption.key); }
+  std::string KeyAbsent(KeyId key) const {
+    return "key " + KeyName(key) + " of this copy is not among the keys of " + config.node;
+  }
+  // Store::Seal(), in place of a copy of the same shard that is not readable.
+  Status Seal(const ShardMeta& meta, Role role, const std::vector<Extent>& extents,
+              const std::vector<uint32_t>& crcs, const Encryption& encryption) {
+    const SealedShard* here = store.Find(meta.id);
+    if (here == nullptr || Readable(*here) || here->meta != meta ||
+        here->content != ContentDigest(meta, PlainCrcs(encryption, crcs)))
+      return store.Seal(meta, role, extents, crcs, encryption);
+    const bool promoted = Counts(role) && !Counts(here->role);
+    store.Replace(meta.id, extents, crcs, encryption);
+    if (promoted) store.SetRole(meta.id, role);
+    return OkStatus();
+  }
+
   // The encryption of a shard that has not been on another node yet; empty if the job does not encrypt.
   EncryptionSalt NewSalt() {
     EncryptionSalt salt = config.salt;
-    salt.count = config.encrypts ? ++salts_ : 0;
-    return config.encrypts ? salt : EncryptionSalt();
+    salt.count = config.encrypts() ? ++salts_ : 0;
+    return config.encrypts() ? salt : EncryptionSalt();
   }
 
   // Counts chunks that went to a member or came from it.

@@ -8,23 +8,25 @@
 
 namespace ropeteam::engine {
 
-void Converter::Start(const ShardId& shard, bool encrypt, bool repaired, Done done) {
+void Converter::Start(const ShardId& shard, KeyId key, bool repaired, Done done) {
   Store& store = parts_.context.store;
   const auto running = jobs_.find(shard);
-  if (running != jobs_.end() && running->second.encrypt == encrypt)
+  if (running != jobs_.end() && running->second.key == key)
     return running->second.waiters.push_back(std::move(done));
-  if (running != jobs_.end())  // a conversion in the other direction runs: start this one after it
-    return running->second.waiters.push_back([this, shard, encrypt, done = std::move(done)](const Status&) {
-      Start(shard, encrypt, false, done);
-    });
+  if (running != jobs_.end())  // a conversion to another key runs: start this one after it
+    return running->second.waiters.push_back(
+        [this, shard, key, done = std::move(done)](const Status&) { Start(shard, key, false, done); });
   const SealedShard* here = store.Find(shard);
   if (here == nullptr) return done(Error(Code::kNotFound, "%s is not here", shard.ToString().c_str()));
-  if (here->encrypted() == encrypt) return done(OkStatus());
+  if (!parts_.context.Readable(*here))
+    return done(Error(Code::kUnavailable, "%s: %s", shard.ToString().c_str(),
+                      parts_.context.KeyAbsent(here->encryption.key).c_str()));
+  if (here->encryption.key == key) return done(OkStatus());
   if (!here->bad.empty())
     return parts_.fetcher.Repair(shard, {},
-                                 [this, shard, encrypt, done = std::move(done)](const Status& status) {
+                                 [this, shard, key, done = std::move(done)](const Status& status) {
                                    if (!status.ok()) return done(status);
-                                   Start(shard, encrypt, true, done);
+                                   Start(shard, key, true, done);
                                  });
   // Lease the copy before memory is allocated, so that the allocation does not evict it.
   const Result<Store::LeaseToken> lease = store.Lease(shard);
@@ -38,15 +40,16 @@ void Converter::Start(const ShardId& shard, bool encrypt, bool repaired, Done do
   const std::vector<uint32_t> plain = PlainCrcs(here->encryption, here->crcs);
   for (uint32_t chunk = 0; chunk < plain.size(); ++chunk) {
     StartCheck::Range range = RangeOf(store, here->extents, here->meta.stream_bytes, chunk, plain[chunk]);
-    range.cipher = ChunkCipher{encrypt,
+    range.cipher = ChunkCipher{here->encryption.key,
+                               key,
                                store.chunk_offset(ChunkAt(*extents, chunk)),
                                shard,
                                chunk,
                                here->encryption.salt,
-                               encrypt ? ChunkTag() : here->encryption.tags[chunk]};
+                               here->encrypted() ? here->encryption.tags[chunk] : ChunkTag()};
     ranges.push_back(range);
   }
-  Job job{encrypt, repaired, *lease, std::move(*extents), {}};
+  Job job{key, repaired, *lease, std::move(*extents), {}};
   job.waiters.push_back(std::move(done));
   jobs_.emplace(shard, std::move(job));
   parts_.transfers.Encrypt(std::move(ranges), [this, shard](const std::vector<uint32_t>& bad,
@@ -63,32 +66,33 @@ void Converter::OnDone(const ShardId& shard, const std::vector<uint32_t>& bad,
   const Job job = std::move(found->second);
   jobs_.erase(found);
   const SealedShard* leased = store.Leased(job.lease);
-  ROPETEAM_CHECK(leased != nullptr && leased->encrypted() != job.encrypt);
+  ROPETEAM_CHECK(leased != nullptr && leased->encryption.key != job.key);
   const bool here = store.Find(shard) == leased;
   Status status = OkStatus();
   if (here && bad.empty()) {
     std::vector<uint32_t> crcs = PlainCrcs(leased->encryption, leased->crcs);
-    Encryption encryption{leased->encryption.salt, {}};
-    for (size_t chunk = 0; job.encrypt && chunk < encrypted.size(); ++chunk) {
+    Encryption encryption{leased->encryption.salt, {}, job.key};
+    for (size_t chunk = 0; job.key != kPlaintext && chunk < encrypted.size(); ++chunk) {
       crcs[chunk] = encrypted[chunk].crc;
       encryption.tags.push_back(encrypted[chunk].tag);
     }
     store.Replace(shard, job.extents, std::move(crcs), std::move(encryption));
+    parts_.context.inventory_dirty = true;
     LOG_DEBUG("%s is %s here from now on", shard.ToString().c_str(),
-              job.encrypt ? "ciphertext" : "plaintext");
+              job.key == kPlaintext ? "plaintext" : ("encrypted with key " + KeyName(job.key)).c_str());
   } else {
     store.Free(job.extents);
     status = here ? Error(Code::kCorrupt, "chunk %u of %s %s", bad.front(), shard.ToString().c_str(),
-                          job.encrypt ? "does not match its checksum"
-                                      : "fails authentication: encrypted with another key, or altered since")
+                          leased->encrypted() ? "fails authentication: it was altered since it was encrypted"
+                                              : "does not match its checksum")
                   : Error(Code::kNotFound, "%s was released here", shard.ToString().c_str());
   }
   store.EndLease(job.lease);
   if (here && !bad.empty() && !job.repaired) {
     for (const Done& done : job.waiters)
-      parts_.fetcher.Repair(shard, bad, [this, shard, encrypt = job.encrypt, done](const Status& repaired) {
+      parts_.fetcher.Repair(shard, bad, [this, shard, key = job.key, done](const Status& repaired) {
         if (!repaired.ok()) return done(repaired);
-        Start(shard, encrypt, true, done);
+        Start(shard, key, true, done);
       });
     return;
   }

@@ -56,6 +56,7 @@ struct Announcement {
   std::set<StepId> persisted;
   std::map<StepId, std::string> not_persisted;
   StepId persist_judged;
+  KeyId key = kPlaintext;               // as in LeaderState
   std::map<StepId, std::string> ended;  // why a wait for the step ends if it is not committed
 };
 

@@ -128,6 +128,7 @@ void Engine::Impl::ApplyView(const View& view) {
   }
   if (!resumed_) {
     resumed_ = true;
+    parts_.rekeyer.Begin();
     std::vector<ShardId> bad;
     for (const auto& [id, shard] : context_.store.shards())
       if (!shard->bad.empty()) bad.push_back(id);
@@ -209,7 +210,7 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
   p.links.OnMessage(from, envelope.kind);
   const bool encrypted = envelope.kind == Kind::kEncryptedSeal || envelope.kind == Kind::kEncryptedGrant ||
                          envelope.kind == Kind::kEncryptCopy;
-  if (encrypted && !context_.config.encrypts) {
+  if (encrypted && !context_.config.encrypts()) {
     LOG_WARNING("a message of kind %u from %s refused: this job does not encrypt",
                 static_cast<unsigned>(envelope.kind), context_.NameOf(from).c_str());
     return;
@@ -253,7 +254,7 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
       return Handle<EncryptedGrant>(envelope,
                                     [&](auto& m) { p.fetcher.OnGrant(from, m.grant, m.encryption); });
     case Kind::kEncryptCopy:
-      return Handle<EncryptCopy>(envelope, [&](auto& m) { p.holder.OnEncryptCopy(from, m.open); });
+      return Handle<EncryptCopy>(envelope, [&](auto& m) { p.holder.OnEncryptCopy(from, m); });
     case Kind::kFetchClose:
       return Handle<FetchClose>(envelope, [&](auto& m) { p.holder.OnFetchClose(from, m); });
     case Kind::kBadCopy:
@@ -337,6 +338,7 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   for (const StepKey& key : state.persisted) announced.persisted.insert(key.id);
   for (const NotPersisted& step : state.not_persisted) announced.not_persisted[step.step.id] = step.why;
   announced.persist_judged = state.persist_judged.id;
+  announced.key = state.key;
   for (const Disagreement& found : state.disagreements)
     announced.ended[found.step.id] = engine::Explain(found);
   for (const DroppedStep& dropped : state.dropped)
@@ -487,6 +489,7 @@ void Engine::Impl::RunTimers() {
   parts_.range_reader.OnTimer();
   parts_.scrubber.OnTimer();
   parts_.links.OnTimer();
+  parts_.rekeyer.OnTimer();
   parts_.drainer.OnTimer(inventory_.known() && !context_.inventory_dirty);
   parts_.leader.OnTimer();
 }
@@ -495,8 +498,8 @@ TimeUs Engine::Impl::NextTimer() const {
   TimeUs due = std::min({parts_.memory.NextTimer(), parts_.asker.NextTimer(), parts_.sessions.NextTimer(),
                          parts_.replicator.NextTimer(), parts_.holder.NextTimer(), parts_.fetcher.NextTimer(),
                          parts_.range_holder.NextTimer(), parts_.range_reader.NextTimer(),
-                         parts_.scrubber.NextTimer(), parts_.drainer.NextTimer(), parts_.links.NextTimer(),
-                         parts_.leader.NextTimer()});
+                         parts_.scrubber.NextTimer(), parts_.rekeyer.NextTimer(),
+                         parts_.drainer.NextTimer(), parts_.links.NextTimer(), parts_.leader.NextTimer()});
   if (context_.has_lease()) due = std::min(due, context_.lease_until);
   return std::min(due, InventoryDue());
 }
@@ -515,7 +518,7 @@ NodeReport Engine::Impl::Report() const {
     const bool seated = shard->role == Role::kOwn && parts_.sessions.HasRank(id.rank);
     CopyReport copy{id,          shard->meta.world_size, shard->meta.replicas, shard->meta.stream_bytes,
                     shard->role, shard->committed,       shard->bad,           shard->content,
-                    seated,      shard->meta.agreement};
+                    seated,      shard->meta.agreement,   shard->encryption.key,      context_.Readable(*shard)};
     if (copy.bad.size() > kBadListedMax) copy.bad.resize(kBadListedMax + 1);
     report.copies.push_back(std::move(copy));
   }
@@ -529,6 +532,8 @@ NodeReport Engine::Impl::Report() const {
   report.scrub = parts_.scrubber.Report();
   report.keep_on_storage = context_.config.keep_on_storage;
   report.keep_rules = context_.config.keep_rules;
+  report.keys = context_.config.keys;
+  report.reencrypted = parts_.rekeyer.reencrypted();
   return report;
 }
 
@@ -560,6 +565,9 @@ EngineMetrics Engine::Impl::Metrics() const {
     metrics.lost_data += link.data ? 1 : 0;
     metrics.lost_control += link.control ? 1 : 0;
   }
+  metrics.reencrypted = parts_.rekeyer.reencrypted();
+  metrics.copies_of_other_keys = parts_.rekeyer.left();
+  metrics.copies_unreadable = parts_.rekeyer.unreadable();
   metrics.redundant = parts_.leader.redundant();
   const std::set<StepId>& told = context_.announced.told;
   const std::set<StepId>& persisted = context_.announced.persisted;

@@ -39,8 +39,9 @@ Fetcher::Job* Fetcher::Running(const ShardId& shard, bool repair) {
 
 void Fetcher::Fetch(const ShardId& shard, Done done) {
   const SealedShard* here = parts_.context.store.Find(shard);
-  if (here != nullptr && here->bad.empty()) return done(OkStatus());
-  if (here != nullptr) return Repair(shard, {}, std::move(done));
+  const bool readable = here != nullptr && parts_.context.Readable(*here);
+  if (readable && here->bad.empty()) return done(OkStatus());
+  if (readable) return Repair(shard, {}, std::move(done));
   if (Job* running = Running(shard, false)) return running->waiters.push_back(std::move(done));
   ROPETEAM_CHECK(!jobs_.contains(next_job_));
   Job& job = jobs_[next_job_];
@@ -55,6 +56,9 @@ void Fetcher::Fetch(const ShardId& shard, Done done) {
 void Fetcher::Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, Done done) {
   const SealedShard* here = parts_.context.store.Find(shard);
   if (here == nullptr) return done(Error(Code::kNotFound, "%s is not here", shard.ToString().c_str()));
+  if (!parts_.context.Readable(*here))
+    return done(Error(Code::kUnavailable, "%s is not repaired: %s", shard.ToString().c_str(),
+                      parts_.context.KeyAbsent(here->encryption.key).c_str()));
   std::set<uint32_t> suspects(chunks.begin(), chunks.end());
   suspects.insert(here->bad.begin(), here->bad.end());
   Job* job = Running(shard, true);
@@ -249,7 +253,7 @@ bool Fetcher::GiveOut(Job* job) {
     NodeId best = kNoNode;
     uint32_t best_outstanding = kOutstandingPerHolder;
     for (const auto& [node, source] : job->sources) {
-      if (source.state == Source::State::kFailed || source.state == Source::State::kPlaintext) continue;
+      if (source.state == Source::State::kFailed || source.state == Source::State::kForeign) continue;
       if (tried != job->tried.end() && tried->second.contains(node)) continue;
       hope = true;
       if (source.state != Source::State::kOpen || source.outstanding >= best_outstanding || IsLost(node))
@@ -292,24 +296,26 @@ void Fetcher::Start(Job* job, uint32_t chunk, NodeId holder) {
 
 // The range with the checksum that a chunk must have here.
 StartCheck::Range Fetcher::RangeFor(const Job& job, uint32_t chunk, const Source& from) const {
-  StartCheck::Range range =
-      RangeOf(parts_.context.store, job.extents, job.meta.stream_bytes, chunk, job.crcs[chunk]);
-  if (parts_.context.config.encrypts && !KeepsCiphertext(job))
-    range.cipher =
-        ChunkCipher{false, range.offset, job.shard, chunk, from.encryption.salt, from.encryption.tags[chunk]};
+  const Encryption& theirs = from.encryption;
+  const bool same = theirs.key == job.encryption.key;
+  StartCheck::Range range = RangeOf(parts_.context.store, job.extents, job.meta.stream_bytes, chunk,
+                                    same ? job.crcs[chunk] : theirs.tags[chunk].crc);
+  if (!same)
+    range.cipher = ChunkCipher{theirs.key, job.encryption.key, range.offset,      job.shard,
+                               chunk,      theirs.salt,        theirs.tags[chunk]};
   return range;
 }
 
 bool Fetcher::KeepsCiphertext(const Job& job) const {
-  return parts_.context.config.encrypts && (!job.repair || !job.encryption.tags.empty());
+  return parts_.context.config.encrypts() && (!job.repair || !job.encryption.tags.empty());
 }
 
 bool Fetcher::AskToEncrypt(Job* job) {
   for (auto& [node, source] : job->sources) {
-    if (source.state != Source::State::kPlaintext) continue;
+    if (source.state != Source::State::kForeign) continue;
     source.state = Source::State::kOpening;
     source.next_send = parts_.context.now + kRepeatUs;
-    parts_.context.Send(node, EncryptCopy{{job->id, {job->shard}}});
+    parts_.context.Send(node, EncryptCopy{{job->id, {job->shard}}, parts_.context.config.keys});
     return true;
   }
   return false;
@@ -329,8 +335,8 @@ void Fetcher::OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code) {
   }
   source.lost_since = 0;
   const StartCheck::Range range = RangeFor(*job, chunk, source);
-  parts_.transfers.Check({range}, [this, id, chunk, holder](const std::vector<uint32_t>& bad) {
-    OnChecked(id, chunk, holder, bad.empty());
+  parts_.transfers.Encrypt({range}, [this, id, chunk, holder](const auto& bad, const auto& encrypted) {
+    OnChecked(id, chunk, holder, bad.empty(), encrypted);
   });
   Pump(id);
 }
@@ -350,8 +356,11 @@ void Fetcher::FailRead(Source* source, NodeId holder, Code code) {
   source->trouble = CodeName(code);
 }
 
-void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good) {
+void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good,
+                        const std::vector<EncryptedChunk>& encrypted) {
   Job* job = &Outstanding(id);
+  if (good && !encrypted.empty())
+    good = encrypted[0].crc == job->crcs[chunk] && encrypted[0].tag == job->encryption.tags[chunk];
   --job->outstanding;
   const size_t busy = job->busy.erase(chunk);
   ROPETEAM_CHECK(busy == 1 && !job->wanted.contains(chunk));
@@ -387,12 +396,15 @@ bool Fetcher::AcceptMeta(Job* job, const FetchGrant& grant, const Encryption& en
   const uint64_t chunks = ChunksFor(grant.meta.stream_bytes, context.store.chunk_bytes());
   if (grant.meta.id != job->shard || grant.meta.chunk_bytes != context.store.chunk_bytes() || chunks == 0 ||
       chunks != grant.crcs.size() || ChunkCount(grant.extents) != chunks ||
-      encryption.tags.size() != (context.config.encrypts ? chunks : 0))
+      encryption.tags.size() != (context.config.encrypts() ? chunks : 0))
     return false;
-  if (job->have_meta && context.config.encrypts && !KeepsCiphertext(*job))
-    return job->crcs == PlainCrcs(encryption, grant.crcs) && job->meta == grant.meta;
+  const Encryption& ours = job->encryption;
+  if (job->have_meta && ours.key == encryption.key)
+    return job->crcs == grant.crcs && job->meta == grant.meta && ours == encryption;
+  // The same salt and key give the same ciphertext.
   if (job->have_meta)
-    return job->crcs == grant.crcs && job->meta == grant.meta && job->encryption == encryption;
+    return PlainCrcs(ours, job->crcs) == PlainCrcs(encryption, grant.crcs) && job->meta == grant.meta &&
+           (ours.key == kPlaintext || ours.salt == encryption.salt);
   Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
   if (!extents.ok()) {
     job->failing = true;
@@ -421,10 +433,16 @@ void Fetcher::OnGrant(NodeId from, const FetchGrant& grant, const Encryption& en
   Source& source = found->second;
   if (grant.code != Code::kOk) {
     source.state = Source::State::kFailed;
-    source.trouble = grant.message;
-  } else if (parts_.context.config.encrypts && encryption.tags.empty()) {
-    source.state = Source::State::kPlaintext;
-    source.trouble = "its copy is plaintext";
+    source.trouble += (source.trouble.empty() ? "" : ", ") + grant.message;
+  } else if (encryption.tags.empty() != (encryption.key == kPlaintext)) {
+    source.state = Source::State::kFailed;
+    source.trouble = "its copy has no key";
+  } else if (parts_.context.config.encrypts() &&
+             (encryption.tags.empty() || !parts_.context.HasKey(encryption.key))) {
+    source.state = Source::State::kForeign;
+    source.trouble =
+        encryption.tags.empty() ? "its copy is plaintext" : parts_.context.KeyAbsent(encryption.key);
+    job->key_absent = job->key_absent || !encryption.tags.empty();
   } else if (!AcceptMeta(job, grant, encryption)) {
     source.state = Source::State::kFailed;
     source.trouble = "its copy is of another shard";
@@ -606,9 +624,9 @@ Status Fetcher::Explain(const Job& job) const {
     tried += (tried.empty() ? "" : ", ") + std::string("storage (") +
              (job.storage_trouble.ok() ? "no bytes" : job.storage_trouble.message()) + ")";
   if (tried.empty()) tried = "no node holds a copy";
-  const Code code = job.corrupt              ? Code::kCorrupt
-                    : job.storage_tries != 0 ? Code::kUnavailable
-                                             : Code::kNotFound;
+  const Code code = job.corrupt                                ? Code::kCorrupt
+                    : job.storage_tries != 0 || job.key_absent ? Code::kUnavailable
+                                                               : Code::kNotFound;
   return Error(code, "%s cannot be produced; tried: %s", job.shard.ToString().c_str(), tried.c_str());
 }
 
@@ -616,7 +634,7 @@ Status Fetcher::Explain(const Job& job) const {
 Status Fetcher::SealFetched(const Job& job) {
   Store& store = parts_.context.store;
   const Role role = parts_.sessions.HasRank(job.shard.rank) ? Role::kReplica : Role::kCache;
-  const Status sealed = store.Seal(job.meta, role, job.extents, job.crcs, job.encryption);
+  const Status sealed = parts_.context.Seal(job.meta, role, job.extents, job.crcs, job.encryption);
   if (!sealed.ok()) store.Free(job.extents);
   if (!sealed.ok() && sealed.code() != Code::kAlreadyExists) return sealed;
   const SealedShard* here = store.Find(job.shard);

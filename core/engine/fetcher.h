@@ -10,9 +10,9 @@
 // its chunks, so they are not reused until it ends. A fetch fails if some chunk has been tried at every source; the
 // error names all sources.
 //
-// In a job that encrypts, ciphertext is read and kept. For a plaintext copy it is decrypted chunk by chunk, in place.
-// Plaintext is never read from another node: if the holders have only plaintext, one of them is asked to encrypt its
-// copy. Storage has plaintext: a whole shard becomes a plaintext copy, and a ciphertext copy is not repaired from
+// In a job that encrypts, ciphertext is read and kept. If the copy here is plaintext, or encrypted with another key, each
+// chunk is decrypted, and encrypted again, in place. Plaintext is never read from another node: if the holders have only
+// plaintext or ciphertext of keys that are not here, one of them is asked to encrypt its copy. Storage has plaintext: a whole shard becomes a plaintext copy, and a ciphertext copy is not repaired from
 // storage.
 
 #ifndef ROPETEAM_CORE_ENGINE_FETCHER_H_
@@ -59,8 +59,9 @@ class Fetcher {
   static constexpr TimeUs kStorageAgainUs = 1'000'000;
 
   struct Source {
-    // kPlaintext: the holder's copy is plaintext, and it has not been asked to encrypt it.
-    enum class State : uint8_t { kOpening, kOpen, kPlaintext, kFailed } state = State::kOpening;
+    // kForeign: the holder's copy is plaintext, or encrypted with a key that is not here. It has not been asked to
+    // encrypt it with one of the keys here.
+    enum class State : uint8_t { kOpening, kOpen, kForeign, kFailed } state = State::kOpening;
     uint64_t chunks_begin = 0;  // of the holder's arena
     std::vector<Extent> extents;
     Encryption encryption;
@@ -97,6 +98,7 @@ class Fetcher {
     uint64_t load = 0;            // number of the running load from storage; 0: none
     bool load_stalled = false;    // another node is to load the shard
     bool corrupt = false;
+    bool key_absent = false;    // a holder's copy is encrypted with a key that is not here
     bool looked_again = false;  // repair: chunks that no holder could serve were checked once more
     Status failure;             // if set: the job is ending and waits for outstanding operations
     bool failing = false;
@@ -122,11 +124,13 @@ class Fetcher {
   void Start(Job* job, uint32_t chunk, NodeId holder);
   void FailRead(Source* source, NodeId holder, Code code);
   void OnRead(uint64_t id, uint32_t chunk, NodeId holder, Code code);
-  void OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good);
+  // `encrypted`: the chunk, if it was encrypted again.
+  void OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good,
+                 const std::vector<EncryptedChunk>& encrypted);
   bool AcceptMeta(Job* job, const FetchGrant& grant, const Encryption& encryption);
   // Whether the chunks here are or will be ciphertext.
   bool KeepsCiphertext(const Job& job) const;
-  bool AskToEncrypt(Job* job);  // false: no holder of plaintext is left
+  bool AskToEncrypt(Job* job);  // false: no such holder is left
   void DropCiphertext(Job* job);
   StartCheck::Range RangeFor(const Job& job, uint32_t chunk, const Source& from) const;
   bool AskStorage(Job* job);  // false: it has been tried, or there is none

@@ -44,7 +44,10 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
     return refuse(Error(Code::kInvalidArgument, "%llu chunks asked for, limit %llu",
                         static_cast<unsigned long long>(reserve.chunks),
                         static_cast<unsigned long long>(kChunksPerShardMax)));
-  if (const SealedShard* sealed = context.store.Find(reserve.shard.id)) {
+  if (!context.HasKey(reserve.key))
+    return refuse(Error(Code::kUnavailable, "%s", context.KeyAbsent(reserve.key).c_str()));
+  if (const SealedShard* sealed = context.store.Find(reserve.shard.id);
+      sealed != nullptr && context.Readable(*sealed)) {
     if (!sealed->bad.empty()) return refuse(Error(Code::kUnavailable, "the copy here is being repaired"));
     grant.sealed_already = true;
     context.Send(from, grant);
@@ -173,7 +176,8 @@ void Holder::OnSeal(NodeId from, const ReplicaSeal& seal, const Encryption& encr
   if (seal.attempt < incoming->attempt) return;
   if (seal.meta.id != incoming->shard || seal.meta.chunk_bytes != context.store.chunk_bytes() ||
       chunks != seal.crcs.size() || chunks == 0 || chunks > incoming->chunks.size() ||
-      encryption.tags.size() != (context.config.encrypts ? chunks : 0) ||
+      encryption.tags.size() != (context.config.encrypts() ? chunks : 0) ||
+      (encryption.key != kPlaintext) != context.config.encrypts() || !context.HasKey(encryption.key) ||
       seal.meta.manifest_offset > seal.meta.stream_bytes) {
     context.Send(from, ReplicaSealed{seal.copy,
                                      seal.attempt,
@@ -234,12 +238,12 @@ void Holder::CheckAttempt(Incoming* incoming) {
   const ShardMeta meta = incoming->meta;
   ROPETEAM_CHECK(meta.id == incoming->shard);
   const Status sealed =
-      context.store.Seal(meta, Role::kReplica, incoming->extents, incoming->crcs, incoming->encryption);
+      context.Seal(meta, Role::kReplica, incoming->extents, incoming->crcs, incoming->encryption);
   if (!sealed.ok()) {
     // The shard was sealed by a fetch meanwhile. That copy counts, and these chunks are not needed.
     context.store.Free(incoming->extents);
     const SealedShard* other = context.store.Find(meta.id);
-    if (other == nullptr || other->meta != meta || !other->bad.empty() ||
+    if (other == nullptr || other->meta != meta || !other->bad.empty() || !context.Readable(*other) ||
         PlainCrcs(other->encryption, other->crcs) != PlainCrcs(incoming->encryption, incoming->crcs)) {
       answer.code = sealed.code();
       answer.message = sealed.message();
@@ -274,7 +278,7 @@ void Holder::AnswerUnknownSeal(NodeId from, const ReplicaSeal& seal, const Encry
   // new and has no record of the copy.
   ReplicaSealed answer{seal.copy, seal.attempt, Code::kOk, {}, {}};
   const SealedShard* sealed = parts_.context.store.Find(seal.meta.id);
-  if (sealed == nullptr) {
+  if (sealed == nullptr || !parts_.context.Readable(*sealed)) {
     answer.code = Code::kNotFound;
     answer.message = "no such copy here";
   } else if (PlainCrcs(sealed->encryption, sealed->crcs) != PlainCrcs(encryption, seal.crcs) ||
@@ -301,7 +305,7 @@ void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
   grant.fetch = open.fetch;
   const auto key = std::make_pair(from, open.fetch);
   auto reading = reading_.find(key);
-  if (reading == reading_.end() && context.config.encrypts) {
+  if (reading == reading_.end() && context.config.encrypts()) {
     const SealedShard* here = context.store.Find(open.shard.id);
     if (here != nullptr && !here->encrypted()) return context.Send(from, EncryptedGrant{grant, {}});
   }
@@ -323,20 +327,34 @@ void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
     grant.committed = shard->committed;
     grant.chunks_begin = context.store.chunk_offset(0);
     grant.extents = shard->extents;
-    if (context.config.encrypts) return context.Send(from, EncryptedGrant{grant, shard->encryption});
+    if (context.config.encrypts()) return context.Send(from, EncryptedGrant{grant, shard->encryption});
   }
   context.Send(from, grant);
 }
 
-void Holder::OnEncryptCopy(NodeId from, const FetchOpen& open) {
+void Holder::OnEncryptCopy(NodeId from, const EncryptCopy& encrypt) {
+  const FetchOpen& open = encrypt.open;
   if (parts_.converter.running(open.shard.id)) return;  // the fetcher asks again
-  parts_.converter.Convert(open.shard.id, true, [this, from, open](const Status& status) {
+  const std::vector<KeyId>& ours = parts_.context.config.keys;
+  const auto key = std::find_first_of(ours.begin(), ours.end(), encrypt.keys.begin(), encrypt.keys.end());
+  const auto done = [this, from, open](const Status& status) {
     if (status.ok()) return OnFetchOpen(from, open);
     FetchGrant refused;
     refused.fetch = open.fetch;
     refused.code = status.code();
     refused.message = status.message();
     parts_.context.Send(from, refused);
+  };
+  if (key == ours.end())
+    return done(Error(Code::kUnavailable, "it has none of the keys of %s",
+                      parts_.context.NameOf(from).c_str()));
+  parts_.converter.Convert(open.shard.id, *key, [this, from, open, key = *key, done](const Status& status) {
+    // The fetcher reads nothing of a copy that it cannot decrypt.
+    const auto reading = reading_.find(std::make_pair(from, open.fetch));
+    if (reading != reading_.end() &&
+        parts_.context.store.Leased(reading->second.lease)->encryption.key != key)
+      OnFetchClose(from, FetchClose{open.fetch});
+    done(status);
   });
 }
 
@@ -375,7 +393,8 @@ void Holder::OnVerifyOrder(NodeId from, const VerifyOrder& order) {
   };
   for (const auto& [id, shard] : context.store.shards()) {
     if (StepOf(id) != order.step.id) continue;
-    VerifiedCopy copy{context.config.node, id, shard->role, shard->crcs.size(), {}};
+    VerifiedCopy copy{context.config.node, id, shard->role, shard->crcs.size(), {},
+                      shard->encryption.key, context.Readable(*shard)};
     std::vector<StartCheck::Range> ranges;
     for (uint32_t chunk = 0; chunk < shard->crcs.size(); ++chunk)
       ranges.push_back(

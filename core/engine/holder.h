@@ -33,7 +33,7 @@ class Holder {
   void OnAbort(NodeId from, const ReplicaAbort& abort);
 
   void OnFetchOpen(NodeId from, const FetchOpen& open);
-  void OnEncryptCopy(NodeId from, const FetchOpen& open);
+  void OnEncryptCopy(NodeId from, const EncryptCopy& encrypt);
   void OnFetchClose(NodeId from, const FetchClose& close);
   // A node has read bad bytes here: checks those chunks and repairs them.
   void OnBadCopy(NodeId from, const BadCopy& bad);

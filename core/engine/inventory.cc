@@ -24,6 +24,7 @@ NodeReport StandingOf(const NodeReport& report) {
   standing.leaving = report.leaving;
   standing.keep_on_storage = report.keep_on_storage;
   standing.keep_rules = report.keep_rules;
+  standing.keys = report.keys;
   standing.lost_links = report.lost_links;
   for (LostLinkReport& link : standing.lost_links) link.lost_for_us = 0;
   return standing;

@@ -49,6 +49,8 @@ class Latest {
   std::string Waiting() const;
   // From memory or storage.
   bool Available(const StepId& id) const { return Producible(id) || stored_.Has(id); }
+  // The newest committed step of which a node has a copy, and which is not quarantined; {0, 0}: none.
+  StepId NewestCommitted() const;
   // The newest committed step that is neither quarantined nor abandoned, also if no node has a copy; {0, 0}: none.
   StepId NewestKnown() const;
   // The newest step on storage whose files all exist with the right sizes. It does not fix a choice.
@@ -81,7 +83,6 @@ class Latest {
 
   bool Producible(const StepId& id) const;     // from memory
   enum class Of : uint8_t { kOffered, kAll };  // kAll: quarantined ones too
-  StepId NewestCommitted() const;  // of which a node has a copy, and not quarantined; {0, 0}: none
   Result<StepId> ResolveForOperator();
   // The newest step of the incarnation itself, in memory or on storage; nullopt: none.
   Result<std::optional<StepId>> OwnStep(Incarnation incarnation);

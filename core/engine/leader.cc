@@ -380,6 +380,7 @@ void Leader::AddDecisions(const std::set<StepId>& told, LeaderState* state) {
   state->forgotten = roster_.forgotten();
   for (const auto& [id, found] : disagreements_) state->disagreements.push_back(found);
   state->dropped = drops_.notes();
+  state->key = CommonKey();
 }
 
 void Leader::NoteAnnounced(const std::set<StepId>& kept) {
@@ -425,6 +426,15 @@ void Leader::Announce() {
   told_ = true;
   tell_again_after_ = kRepeatUs;
   Tell();
+}
+
+KeyId Leader::CommonKey() const {
+  const KeyId key = context_.config.key();
+  const bool all = std::all_of(members_.begin(), members_.end(), [key](const MemberState& member) {
+    const std::vector<KeyId>& keys = member.inventory().report.keys;
+    return !keys.empty() && keys.front() == key;
+  });
+  return all ? key : kPlaintext;
 }
 
 void Leader::Tell() {

@@ -128,6 +128,8 @@ class Leader {
   // The session's rank has passed an uncommitted step of which no node has its shard.
   bool PassesOpenStep(const SessionReport& session) const;
   void Announce();
+  // The first key of every member; kPlaintext while they differ.
+  KeyId CommonKey() const;
   void Tell();  // every member that has not acknowledged the newest announcement
   // Announce() asks these in order.
   void ReleaseAbandoned();

@@ -240,16 +240,22 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
                  Error(Code::kNotFound, "rank %u of %s: it was saved by a world of %u", locate.rank,
                        id->ToString().c_str(), step->world_size));
   bool good = false;
+  std::string unreadable;
   if (step != nullptr) {
     for (const StepTable::Copy& copy : step->ranks[locate.rank].copies) {
-      if (copy.bad.size() > kBadListedMax || copy.content != step->ranks[locate.rank].content) continue;
+      if (!copy.readable) unreadable += (unreadable.empty() ? "" : ", ") + context_.NameOf(copy.node);
+      if (!copy.usable() || copy.content != step->ranks[locate.rank].content) continue;
       reply.holders.push_back(copy.node);
-      good = good || copy.bad.empty();
+      good = good || copy.good();
     }
   }
   // A node with a stalled read waits for a good copy made by another node.
   const bool from_storage = reply.holders.empty() || (locate.from_storage && !(locate.stalled && good));
   const Status stored = from_storage ? OfferStored(from, locate.stalled, &reply) : OkStatus();
+  if (!unreadable.empty() && reply.holders.empty() && stored.code() == Code::kNotFound)
+    return Reply(from, number,
+                 Error(Code::kUnavailable, "the copies of %s on %s are encrypted with keys that are not there",
+                       reply.shard.id.ToString().c_str(), unreadable.c_str()));
   // Or else the node tries a holder again.
   if (!stored.ok() && (reply.holders.empty() || stored.code() == Code::kUnavailable))
     return Reply(from, number, stored);
@@ -392,7 +398,7 @@ bool Leader::LatestIsSafe() const {
     if (stored_.Has(id)) continue;
     for (const StepTable::RankState& rank : table_.Find(id)->ranks)
       if (std::none_of(rank.copies.begin(), rank.copies.end(), [&](const StepTable::Copy& copy) {
-            return copy.bad.empty() && copy.content == rank.content && !table_.leaving().contains(copy.node);
+            return copy.good() && copy.content == rank.content && !table_.leaving().contains(copy.node);
           }))
         return false;
   }
@@ -492,6 +498,9 @@ void Leader::AnswerVerify(NodeId from, uint64_t number, const VerifyQuestion& ve
       if (!resolved.ok()) return Reply(from, number, resolved.status());
       step = *resolved;
     }
+    // A committed step that cannot be produced is not passed over in silence.
+    if (const StepId newest = latest_.NewestCommitted(); !verify.has_step && step.value_or(StepId()) < newest)
+      step = newest;
     if (!step) return Reply(from, number, Error(Code::kNotFound, "there is no step to verify"));
     verifier_.Begin(asker, *step);
   }

@@ -112,7 +112,8 @@ struct ReplicaReserve {
   ShardKey shard;
   uint64_t chunks = 0;
   uint64_t chunk_bytes = 0;
-  auto Fields() { return std::tie(copy, shard, chunks, chunk_bytes); }
+  KeyId key = kPlaintext;  // that the chunks will be encrypted with
+  auto Fields() { return Tie(copy, shard, chunks, chunk_bytes, Since<9>(key)); }
 };
 // `sealed_already`: the holder has this shard. The source continues with ReplicaSeal and puts nothing.
 struct ReplicaGrant {
@@ -344,11 +345,12 @@ struct LeaderState {
   // A member writes it into its arena if its epoch is that of the view, or that of the roster there.
   RosterRecord roster;
   std::vector<std::string> forgotten;  // nodes that an operator has removed from it
+  KeyId key = kPlaintext;  // the first key of every member, or kPlaintext while they differ
   auto Fields() {
     return Tie(sequence, incarnation, committed, judged, marked, keep, release_before, dead, evictable,
                persisting, persisted, not_persisted, persist_judged, Since<9>(restores),
                Since<9>(disagreements), Since<9>(dropped), Since<9>(policy), Since<9>(roster),
-               Since<9>(forgotten));
+               Since<9>(forgotten), Since<9>(key));
   }
 };
 struct LeaderStateAck {
@@ -517,12 +519,13 @@ struct EncryptedGrant {
   Encryption encryption;
   auto Fields() { return std::tie(grant, encryption); }
 };
-// Encrypt your copy and grant it: this fetch finds only plaintext copies. Answered by EncryptedGrant or, if that is not
-// possible, by FetchGrant.
+// Encrypt your copy with one of these keys and grant it: this fetch finds only copies that are plaintext or encrypted with
+// keys that are not here. Answered by EncryptedGrant or, if that is not possible, by FetchGrant.
 struct EncryptCopy {
   static constexpr Kind kKind = Kind::kEncryptCopy;
   FetchOpen open;
-  auto Fields() { return std::tie(open); }
+  std::vector<KeyId> keys;
+  auto Fields() { return Tie(open, Since<9>(keys)); }
 };
 struct FetchClose {
   static constexpr Kind kKind = Kind::kFetchClose;

@@ -69,6 +69,11 @@ struct EngineMetrics {
   uint64_t questions_open = 0;  // to the leader
   uint64_t saves_open = 0;
   uint64_t sessions = 0;
+  // Copies encrypted again with the first key since the start; those of other keys that are left; those whose key is
+  // not here. The last two are at most a second old.
+  uint64_t reencrypted = 0;
+  uint64_t copies_of_other_keys = 0;
+  uint64_t copies_unreadable = 0;
   bool leader = false;
   uint64_t lost_control = 0;  // members that do not answer this node
   uint64_t lost_data = 0;     // members that its data path has lost

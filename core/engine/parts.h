@@ -17,6 +17,7 @@
 #include "core/engine/persister.h"
 #include "core/engine/range_holder.h"
 #include "core/engine/range_reader.h"
+#include "core/engine/rekeyer.h"
 #include "core/engine/replicator.h"
 #include "core/engine/scrubber.h"
 #include "core/engine/sessions.h"
@@ -36,6 +37,7 @@ struct Parts {
         holder(this),
         fetcher(this),
         converter(this),
+        rekeyer(this),
         range_holder(this),
         range_reader(this),
         scrubber(this),
@@ -54,6 +56,7 @@ struct Parts {
   Holder holder;
   Fetcher fetcher;
   Converter converter;
+  Rekeyer rekeyer;
   RangeHolder range_holder;
   RangeReader range_reader;
   Scrubber scrubber;

@@ -275,7 +275,7 @@ NodeId Persistence::WriterOf(Rank rank) const {
   NodeId best = kNoNode;
   size_t best_load = 0;
   for (const StepTable::Copy& copy : state.copies) {
-    if (!copy.bad.empty() || copy.content != state.content || !context_.Contains(copy.node)) continue;
+    if (!copy.good() || copy.content != state.content || !context_.Contains(copy.node)) continue;
     const auto avoid = run_->avoid_until.find(copy.node);
     if (avoid != run_->avoid_until.end() && avoid->second > context_.now) continue;
     if (copy.role == Role::kOwn) return copy.node;

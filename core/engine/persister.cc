@@ -45,7 +45,7 @@ void Persister::Begin(const PersistOrder& order) {
   const SealedShard* sealed = context.store.Find(key.first);
   if (sealed == nullptr || !sealed->encrypted()) return Write(key);
   // Storage gets plaintext, like every reader.
-  parts_.converter.Convert(key.first, false, [this, key](const Status& status) {
+  parts_.converter.Convert(key.first, kPlaintext, [this, key](const Status& status) {
     if (status.ok()) return Write(key);
     Refuse(key, status.code(), status.message());
   });

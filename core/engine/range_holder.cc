@@ -15,7 +15,7 @@ RangesGrant RangeHolder::Describe(const RangesOpen& open) const {
   const SealedShard* shard = context.store.Find(open.shard.id);
   RangesGrant grant;
   grant.read = open.read;
-  if (context.config.encrypts) {
+  if (context.config.encrypts()) {
     grant.code = Code::kUnsupported;
     grant.message = "this job encrypts its replicas";
   } else if (shard == nullptr || (open.content != 0 && open.content != shard->content)) {

@@ -49,7 +49,7 @@ bool Redundancy::OnCopies(NodeId node, const std::vector<CopyReport>& copies) {
   bool done = false;
   for (const CopyReport& copy : copies) {
     const auto orders = orders_.find(copy.id);
-    if (orders == orders_.end() || !Counts(copy.role)) continue;
+    if (orders == orders_.end() || !Counts(copy.role) || !copy.readable) continue;
     std::erase_if(orders->second, [&](const Order& order) {
       if (order.target != node) return false;
       Uncount(order);
@@ -144,7 +144,9 @@ bool Redundancy::MayTake(const StepTable::RankState& state, const std::vector<Or
       table_.leaving().contains(target))
     return false;
   return std::none_of(state.copies.begin(), state.copies.end(),
-                      [&](const auto& copy) { return copy.node == target && Counts(copy.role); }) &&
+                      [&](const auto& copy) {
+                        return copy.node == target && copy.readable && Counts(copy.role);
+                      }) &&
          std::none_of(orders.begin(), orders.end(),
                       [&](const Order& order) { return order.target == target; });
 }
@@ -152,7 +154,7 @@ bool Redundancy::MayTake(const StepTable::RankState& state, const std::vector<Or
 NodeId Redundancy::SourceFor(const StepTable::RankState& state, NodeId target) const {
   NodeId source = kNoNode;
   for (const StepTable::Copy& copy : state.copies) {
-    if (!copy.bad.empty() || copy.content != state.content || copy.node == target ||
+    if (!copy.good() || copy.content != state.content || copy.node == target ||
         LoadOf(copy.node) >= kOrdersPerNodeMax || Apart(copy.node, target))
       continue;
     if (source == kNoNode || LoadOf(copy.node) < LoadOf(source)) source = copy.node;
@@ -184,7 +186,7 @@ void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& s
   };
   // Nodes that have the shard as a cache come first: it becomes a replica without a transfer.
   for (const StepTable::Copy& copy : state.copies)
-    if (!Counts(copy.role) && copy.bad.empty() && copy.content == state.content) order_copy(copy.node);
+    if (!Counts(copy.role) && copy.good() && copy.content == state.content) order_copy(copy.node);
   const Placement::Holders holders = context_.placement.HoldersOf(BaseOf(state), state.replicas);
   const size_t tried = Tried(holders, state.replicas);
   for (size_t i = 0; i < tried && missing > 0; ++i) order_copy(holders[i]);
@@ -235,7 +237,7 @@ NodeId Redundancy::LeastWanted(const StepTable::RankState& state) const {
   NodeId least = kNoNode;
   size_t least_place = 0;
   for (const StepTable::Copy& copy : state.copies) {
-    if (copy.role != Role::kReplica || !copy.bad.empty() || copy.content != state.content) continue;
+    if (copy.role != Role::kReplica || !copy.good() || copy.content != state.content) continue;
     size_t place = 0;  // in the placement's order; nodes beyond the tried ones are equal
     if (copy.node != base)
       for (place = 1; place <= tried && holders[place - 1] != copy.node;) ++place;

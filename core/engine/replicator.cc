@@ -19,8 +19,9 @@ class Replicator::Effects final : public CopyEffects {
 
   void SendReserve(uint64_t chunks) override {
     Context& context = replicator_.parts_.context;
+    const KeyId key = replicator_.Encrypts(source_) ? context.config.key() : source_.encryption.key;
     context.Send(copy_.target(),
-                 ReplicaReserve{copy_.id(), {source_.shard}, chunks, context.store.chunk_bytes()});
+                 ReplicaReserve{copy_.id(), {source_.shard}, chunks, context.store.chunk_bytes(), key});
   }
   uint64_t StartPut(uint32_t chunk, const SaveDirectInput* device) override {
     return replicator_.StartPut(id_, source_, copy_, chunk, device);
@@ -105,7 +106,7 @@ void Replicator::Ready(SourceId id, uint32_t first, const std::vector<uint32_t>&
 
 bool Replicator::AddDevice(SourceId id, const SaveDirectInput& chunks) {
   Source& source = SourceOf(id);
-  if (source.device_ended || chunks.count == 0 || parts_.context.config.encrypts) return false;
+  if (source.device_ended || chunks.count == 0 || parts_.context.config.encrypts()) return false;
   std::map<uint32_t, SaveDirectInput>& device = source.chunks.device;
   const auto next = device.lower_bound(chunks.first);
   if (next != device.end() && next->first - chunks.first < chunks.count) return false;
@@ -152,7 +153,7 @@ void Replicator::Sealed(SourceId id) {
 bool Replicator::AddSealed(Source* source) {
   ROPETEAM_CHECK(!source->chunks.sealed && source->lease == 0);
   const SealedShard* sealed = parts_.context.store.Find(source->shard);
-  if (sealed == nullptr || !sealed->bad.empty()) return false;
+  if (sealed == nullptr || !sealed->bad.empty() || !parts_.context.Readable(*sealed)) return false;
   source->chunks.sealed = true;
   source->chunks.puts_wait = false;
   source->meta = sealed->meta;
@@ -365,7 +366,7 @@ uint64_t Replicator::StartPut(SourceId id, const Source& source, const OutgoingC
 }
 
 bool Replicator::Encrypts(const Source& source) const {
-  return parts_.context.config.encrypts && source.encryption.tags.empty();
+  return parts_.context.config.encrypts() && source.encryption.tags.empty();
 }
 
 void Replicator::OnPut(SourceId id, CopyId copy_id, uint32_t chunk, TimeUs begun, bool whole, Code code,
@@ -439,13 +440,15 @@ void Replicator::SendSeal(const Source& source, const OutgoingCopy& copy, uint32
   ROPETEAM_CHECK(source.chunks.sealed && sealed != nullptr && sealed->meta == source.meta);
   EncryptedSeal seal{{copy.id(), attempt, source.meta, source.crcs, sealed->committed, copy.reservation()},
                      source.encryption};
-  if (!parts_.context.config.encrypts) return parts_.context.Send(copy.target(), seal.seal);
+  if (!parts_.context.config.encrypts()) return parts_.context.Send(copy.target(), seal.seal);
   // If the holder has the shard, no chunk needs to be encrypted here: the plaintext's checksums identify the shard.
-  if (Encrypts(source) && source.encrypted.size() == source.crcs.size())
+  if (Encrypts(source) && source.encrypted.size() == source.crcs.size()) {
+    seal.encryption.key = parts_.context.config.key();
     for (const auto& [chunk, encrypted] : source.encrypted) {
       seal.seal.crcs[chunk] = encrypted.crc;
       seal.encryption.tags.push_back(encrypted.tag);
     }
+  }
   parts_.context.Send(copy.target(), seal);
 }
 

@@ -82,9 +82,12 @@ struct CopyReport {
   uint64_t content = 0;    // ContentDigest()
   bool seated = false;     // an own copy whose rank is open on this node
   uint64_t agreement = 0;  // ShardMeta::agreement
+  KeyId key = kPlaintext;  // that encrypted it
+  bool readable = true;    // the node has that key; otherwise the copy is none, except for its mark
+  bool good() const { return readable && bad.empty(); }
   auto Fields() {
     return Tie(id.incarnation, id.step, id.rank, world_size, replicas, stream_bytes, role, committed, bad,
-               content, seated, Since<9>(agreement));
+               content, seated, Since<9>(agreement), Since<9>(key), Since<9>(readable));
   }
   friend bool operator==(const CopyReport&, const CopyReport&) = default;
 };
@@ -116,9 +119,12 @@ struct NodeReport {
   ScrubReport scrub;
   uint32_t keep_on_storage = 0;  // set by its flags
   std::string keep_rules;        // the flags that define what is kept on storage; empty: none
+  std::vector<KeyId> keys;       // the first one encrypts; empty: the job does not encrypt
+  uint64_t reencrypted = 0;      // copies encrypted again with the first key since the daemon's start
   auto Fields() {
     return Tie(id, name, chunk_bytes, chunks_total, chunks_free, sessions, copies, counters, has_lease,
-               lost_links, scrub, Since<9>(leaving), Since<9>(keep_on_storage), Since<9>(keep_rules));
+               lost_links, scrub, Since<9>(leaving), Since<9>(keep_on_storage), Since<9>(keep_rules),
+               Since<9>(keys), Since<9>(reencrypted));
   }
 };
 
@@ -218,7 +224,11 @@ struct VerifiedCopy {
   Role role = Role::kOwn;
   uint64_t chunks = 0;
   std::vector<uint32_t> bad;
-  auto Fields() { return std::tie(node, id.incarnation, id.step, id.rank, role, chunks, bad); }
+  KeyId key = kPlaintext;  // as in CopyReport
+  bool readable = true;
+  auto Fields() {
+    return Tie(node, id.incarnation, id.step, id.rank, role, chunks, bad, Since<9>(key), Since<9>(readable));
+  }
 };
 struct VerifyReport {
   Incarnation incarnation = 0;

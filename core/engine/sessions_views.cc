@@ -34,7 +34,7 @@ void Sessions::ViewOpen(SessionId id, RequestId request, Step step, Rank rank, T
 void Sessions::OpenLocated(uint64_t pending, const LocateReply& located, bool partial) {
   const Context& context = parts_.context;
   // Ranged reads need plaintext and protocol 9. Storage is read as a whole.
-  const bool by_ranges = partial && !context.config.encrypts && context.protocol >= 9 && !located.stored &&
+  const bool by_ranges = partial && !context.config.encrypts() && context.protocol >= 9 && !located.stored &&
                          context.store.Find(located.shard.id) == nullptr;
   return by_ranges ? OpenPartly(pending, located) : OpenWhole(pending, located.shard.id);
 }
@@ -65,8 +65,8 @@ void Sessions::OpenWhole(uint64_t pending, const ShardId& shard) {
     GrantView(open->session, open->request, shard);
   };
   parts_.fetcher.Fetch(shard, [this, shard, here](const Status& status) {
-    if (!status.ok() || !parts_.context.config.encrypts) return here(status);
-    parts_.converter.Convert(shard, false, here);
+    if (!status.ok() || !parts_.context.config.encrypts()) return here(status);
+    parts_.converter.Convert(shard, kPlaintext, here);
   });
 }
 

@@ -16,7 +16,7 @@ namespace {
 // them is not used.
 bool Producible(const std::vector<StepTable::Copy>& copies, uint64_t content) {
   const auto usable = [content](const StepTable::Copy& copy) {
-    return copy.content == content && copy.bad.size() <= kBadListedMax;
+    return copy.content == content && copy.usable();
   };
   const StepTable::Copy* first = nullptr;
   for (const StepTable::Copy& copy : copies) {
@@ -136,7 +136,7 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   RecountAgreement(step, &state);
   state.good = state.staying = 0;
   for (const Copy& copy : state.copies) {
-    if (!copy.bad.empty() || !Counts(copy.role) || copy.content != state.content) continue;
+    if (!copy.good() || !Counts(copy.role) || copy.content != state.content) continue;
     ++state.good;
     state.staying += leaving_.contains(copy.node) ? 0 : 1;
   }
@@ -262,7 +262,7 @@ bool StepTable::Add(NodeId node, const CopyReport& copy) {
   }
   RankState& rank = step.ranks[copy.id.rank];
   rank.copies.push_back(
-      {node, copy.role, copy.bad, copy.content, copy.committed, copy.seated, copy.agreement});
+      {node, copy.role, copy.bad, copy.content, copy.committed, copy.seated, copy.agreement, copy.readable});
   ++step.copies;
   rank.bytes = copy.stream_bytes;
   rank.replicas = copy.replicas;

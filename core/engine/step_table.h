@@ -27,6 +27,9 @@ class StepTable {
     bool committed = false;
     bool seated = false;
     uint64_t agreement = 0;
+    bool readable = true;  // as in CopyReport
+    bool good() const { return readable && bad.empty(); }
+    bool usable() const { return readable && bad.size() <= kBadListedMax; }
   };
   struct RankState {
     std::vector<Copy> copies;

@@ -7,7 +7,7 @@
 namespace ropeteam::engine {
 
 Transfers::Transfers(Context* context) : context_(*context) {
-  if (!context_.config.encrypts) return;
+  if (!context_.config.encrypts()) return;
   const Store& store = context_.store;
   const uint64_t chunks = std::min(
       {kBounceBytes / store.chunk_bytes(), store.chunks_total() / kBouncePartMax, uint64_t{kOutstandingMax}});
@@ -29,7 +29,7 @@ uint64_t Transfers::Start(Priority priority, StartTransfer transfer, Done done,
   ROPETEAM_CHECK(transfer.get == (priority == Priority::kFetch));
   ROPETEAM_CHECK(transfer.peer != kNoNode && transfer.peer != context_.config.self && transfer.length != 0);
   ROPETEAM_CHECK(!transfer.get || transfer.buffer == 0);  // gets land in the arena
-  ROPETEAM_CHECK(!plaintext || (!transfer.get && transfer.buffer == 0 && context_.config.encrypts));
+  ROPETEAM_CHECK(!plaintext || (!transfer.get && transfer.buffer == 0 && context_.config.encrypts()));
   waiting_[static_cast<size_t>(priority)].push_back({transfer, std::move(done), plaintext, nullptr});
   Pump();
   return tag;
@@ -82,7 +82,8 @@ void Transfers::Prepare(Priority priority) {
     bounce->holds = plaintext;
     bounce->encrypting = true;
     StartCheck::Range range{from, waiting.transfer.length, plaintext.crc, ChunkCipher()};
-    *range.cipher = {true, waiting.transfer.local_offset, plaintext.shard, plaintext.chunk, plaintext.salt,
+    *range.cipher = {kPlaintext,      context_.config.key(), waiting.transfer.local_offset,
+                     plaintext.shard, plaintext.chunk,       plaintext.salt,
                      {}};
     Encrypt({range},
             [this, bounce](const std::vector<uint32_t>& bad, const std::vector<EncryptedChunk>& encrypted) {
@@ -113,7 +114,7 @@ void Transfers::OnBounced(Bounce* bounce, bool good, const EncryptedChunk& encry
 
 void Transfers::Pump() {
   for (size_t p = 0; p < kPriorities; ++p) {
-    if (context_.config.encrypts) Prepare(static_cast<Priority>(p));
+    if (context_.config.encrypts()) Prepare(static_cast<Priority>(p));
     while (!waiting_[p].empty() && running_.size() < kOutstandingMax) {
       const Waiting& front = waiting_[p].front();
       // Only puts wait behind it: fetches have a queue of their own.

@@ -2,6 +2,7 @@
 #include "core/shard/extent.h"
 
 #include <array>
+#include <cstdio>
 
 #include "core/base/check.h"
 #include "core/base/checksum.h"
@@ -15,6 +16,12 @@ uint32_t ChunkAt(const std::vector<Extent>& extents, uint64_t index) {
   }
   ROPETEAM_CHECK(!"chunk index behind the last extent");
   return 0;
+}
+
+std::string KeyName(KeyId key) {
+  char text[16];
+  std::snprintf(text, sizeof(text), "%08x", static_cast<unsigned>(key >> 32));
+  return text;
 }
 
 std::vector<uint32_t> PlainCrcs(const Encryption& encryption, const std::vector<uint32_t>& crcs) {

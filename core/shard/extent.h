@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -76,8 +77,15 @@ struct ShardMeta {
 };
 
 // The encryption of bytes in an arena of a job that encrypts its replicas (docs/security.md). One key and nonce encrypt
-// one plaintext only. The key is derived from the salt, which is drawn once for each shard that is saved or read from
-// storage. The nonce is the chunk's number. So every encrypted copy of a shard has the same bytes.
+// one plaintext only. The key is derived from one of the job's keys and the salt, which is drawn once for each shard that
+// is saved or read from storage. The nonce is the chunk's number. So all copies of a shard that are encrypted with the
+// same job key have the same bytes.
+//
+// KeyId names a job key and does not reveal it. 0: none, the bytes are plaintext.
+using KeyId = uint64_t;
+inline constexpr KeyId kPlaintext = 0;
+// For messages: the eight digits that `ropeteam status` shows.
+std::string KeyName(KeyId key);
 struct EncryptionSalt {
   std::array<uint64_t, 2> instance{};  // random, of the engine that drew the salt
   uint64_t count = 0;                  // number of the salt drawn by that engine; 0: none
@@ -96,7 +104,8 @@ static_assert(sizeof(ChunkTag) == 24);
 struct Encryption {
   EncryptionSalt salt;         // empty if the job does not encrypt
   std::vector<ChunkTag> tags;  // one per chunk; empty: the bytes are plaintext
-  auto Fields() { return std::tie(salt, tags); }
+  KeyId key = kPlaintext;      // of the job; kPlaintext if and only if there are no tags
+  auto Fields() { return Tie(salt, tags, Since<9>(key)); }
   friend bool operator==(const Encryption&, const Encryption&) = default;
 };
 // The checksums of the plaintext, if `crcs` are those of the stored bytes.

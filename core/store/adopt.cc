@@ -130,12 +130,13 @@ Status Store::ReadSlot(uint32_t index, Found* found) const {
   // no other bytes may be in it.
   arena::Slot known = arena::SlotFor(arena::MetaOf(slot), slot.generation, index, slot.chunk_count,
                                      tags_begin_ != 0 ? slot.salt : EncryptionSalt(),
-                                     tags_begin_ != 0 && slot.encrypted == 1);
+                                     tags_begin_ != 0 ? slot.key : kPlaintext);
   known.state = slot.state;
   if (std::memcmp(&known, &slot, sizeof(slot)) != 0)
     return Error(Code::kCorrupt, "has bytes that format version %u does not use",
                  tags_begin_ != 0 ? arena::kEncryptedArenaVersion : arena::kArenaVersion);
   found->encryption.salt = slot.salt;
+  found->encryption.key = slot.key;
   uint32_t chunk = index;
   for (uint32_t i = 0; i < slot.chunk_count; ++i) {
     if (chunk >= chunk_count_) {
@@ -145,7 +146,7 @@ Status Store::ReadSlot(uint32_t index, Found* found) const {
     const arena::ChunkDescriptor link = *descriptor(chunk);
     found->chunks.push_back(chunk);
     found->crcs.push_back(link.crc);
-    if (slot.encrypted == 1) found->encryption.tags.push_back(*tag(chunk));
+    if (slot.key != kPlaintext) found->encryption.tags.push_back(*tag(chunk));
     chunk = link.next;
   }
   if (chunk != arena::kChainEnd) {

@@ -127,7 +127,7 @@ uint32_t SlotDigest(const Slot& slot, std::span<const uint32_t> chunks, std::spa
 }
 
 Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, uint32_t chunk_count,
-             const EncryptionSalt& salt, bool encrypted) {
+             const EncryptionSalt& salt, KeyId key) {
   Slot slot{};
   slot.generation = generation;
   slot.first_chunk = first_chunk;
@@ -142,7 +142,7 @@ Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, u
   slot.stream_bytes = meta.stream_bytes;
   slot.manifest_offset = meta.manifest_offset;
   slot.salt = salt;
-  slot.encrypted = encrypted ? 1 : 0;
+  slot.key = key;
   slot.agreement = meta.agreement;
   return slot;
 }

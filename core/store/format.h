@@ -128,8 +128,7 @@ struct Slot {
   uint64_t manifest_offset;
   // Zero in an arena without tags.
   EncryptionSalt salt;
-  uint32_t encrypted;  // 1: the chunks are ciphertext, and have tags
-  uint32_t reserved;   // zero
+  KeyId key;  // that encrypted the chunks, which have tags then; kPlaintext: they are plaintext
   // ShardMeta::agreement. Slots of daemons before protocol 9 have zero, which means none, so kArenaVersion is
   // unchanged. Such a daemon rejects a slot with a value here, as it rejects any unknown byte.
   uint64_t agreement;
@@ -177,7 +176,7 @@ uint32_t SlotDigest(const Slot& slot, std::span<const uint32_t> chunks, std::spa
                     std::span<const ChunkTag> tags = {});
 
 Slot SlotFor(const ShardMeta& meta, uint64_t generation, uint32_t first_chunk, uint32_t chunk_count,
-             const EncryptionSalt& salt = {}, bool encrypted = false);
+             const EncryptionSalt& salt = {}, KeyId key = kPlaintext);
 ShardMeta MetaOf(const Slot& slot);
 
 // Checks the rules for a shard in an arena with this chunk size, both for a call of Seal() and for a slot of the table.

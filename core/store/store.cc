@@ -229,7 +229,8 @@ void Store::Replace(const ShardId& id, std::vector<Extent> extents, std::vector<
   ROPETEAM_CHECK(it != shards_.end());
   std::unique_ptr<SealedShard> before = std::move(it->second);
   shards_.erase(it);
-  ROPETEAM_CHECK(crcs.size() == before->crcs.size() && ChunkCount(extents) == crcs.size());
+  ROPETEAM_CHECK(crcs.size() == before->crcs.size() && ChunkCount(extents) >= crcs.size());
+  Free(SplitAfter(&extents, crcs.size()));
   auto shard = std::make_unique<SealedShard>();
   shard->meta = before->meta;
   shard->role = before->role;
@@ -249,6 +250,7 @@ void Store::PublishShard(std::unique_ptr<SealedShard> shard) {
   // Without tags there is no place for a salt either: the arena has the format that older builds read.
   ROPETEAM_CHECK(tags_begin_ != 0 || shard->encryption == Encryption());
   ROPETEAM_CHECK(tags.empty() || tags.size() == chunks.size());
+  ROPETEAM_CHECK(tags.empty() == (shard->encryption.key == kPlaintext));
   for (const uint32_t chunk : chunks) {
     ROPETEAM_CHECK(chunk < chunk_count_ && chunk_use_[chunk] == ChunkUse::kAllocated);
     chunk_use_[chunk] = ChunkUse::kSealed;
@@ -268,7 +270,7 @@ void Store::PublishShard(std::unique_ptr<SealedShard> shard) {
   }
   arena::Slot fresh =
       arena::SlotFor(shard->meta, ++generation_, chunks[0], static_cast<uint32_t>(chunks.size()),
-                     shard->encryption.salt, shard->encrypted());
+                     shard->encryption.salt, shard->encryption.key);
   arena::Slot* place = slot(chunks[0]);
   fresh.state = arena::kSlotFree;
   std::memcpy(place, &fresh, sizeof(fresh));

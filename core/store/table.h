@@ -20,7 +20,7 @@ struct Store::Table {
   static arena::Slot SlotOf(const SealedShard& shard) {
     arena::Slot slot =
         arena::SlotFor(shard.meta, shard.generation, shard.extents[0].first,
-                       static_cast<uint32_t>(shard.crcs.size()), shard.encryption.salt, shard.encrypted());
+                       static_cast<uint32_t>(shard.crcs.size()), shard.encryption.salt, shard.encryption.key);
     slot.state = arena::EncodeSlotState({shard.digest, shard.role, shard.committed});
     return slot;
   }

@@ -297,6 +297,11 @@ std::string JobAuthority(const JobKey& key, const std::string& job) {
   return PublicKeyOf(AuthorityOf(key, job).get());
 }
 
+uint64_t JobKeyNumber(const JobKey& key, const std::string& job) {
+  const uint64_t number = std::stoull(HashOf(JobAuthority(key, job)).substr(0, 16), nullptr, 16);
+  return number == 0 ? 1 : number;
+}
+
 std::string JobKeyId(const JobKey& key, const std::string& job) {
   return HashOf(JobAuthority(key, job)).substr(0, 8);
 }

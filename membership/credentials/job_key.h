@@ -17,6 +17,7 @@
 #define ROPETEAM_MEMBERSHIP_CREDENTIALS_JOB_KEY_H_
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,7 +63,10 @@ std::string HkdfSha256(std::string_view salt, std::string_view key, std::string_
 std::string DeriveFromJobKey(const JobKey& key, const std::string& job, std::string_view label, size_t bytes);
 // The public key of the job's authority, 32 bytes.
 std::string JobAuthority(const JobKey& key, const std::string& job);
-// The first 8 hexadecimal digits of the authority's SHA-256. They may be shown, and tell two keys apart.
+// The first 16 hexadecimal digits of the authority's SHA-256 as a number, never 0. It tells two keys apart, and reveals
+// nothing of them.
+uint64_t JobKeyNumber(const JobKey& key, const std::string& job);
+// The first 8 of those digits, to be shown.
 std::string JobKeyId(const JobKey& key, const std::string& job);
 
 // The certificate and key of one process, and the roots that it trusts, as PEM.

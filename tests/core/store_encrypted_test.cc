@@ -21,6 +21,8 @@ constexpr ShardId kShard = {1, 7, 3};
 constexpr uint64_t kBytes = 4 * kSmallChunk + 100;
 const ArenaIdentity kEncrypted = {"llama", "node-3", true};
 const EncryptionSalt kSalt = {{11, 12}, 13};
+constexpr KeyId kKey = 0x1a2b3c4d5e6f7788;
+constexpr KeyId kOtherKey = 99;
 
 class StoreEncrypted : public ::testing::Test {
  protected:
@@ -41,12 +43,12 @@ class StoreEncrypted : public ::testing::Test {
     store_->SetCommitted(kShard);
   }
   // Replaces the copy as a converter does. The Store does not look at the bytes.
-  void Replace(bool encrypt) {
+  void Replace(KeyId key) {
     std::vector<uint32_t> crcs = plain_;
-    Encryption encryption{kSalt, {}};
-    for (size_t i = 0; encrypt && i < plain_.size(); ++i) {
+    Encryption encryption{kSalt, {}, key};
+    for (size_t i = 0; key != kPlaintext && i < plain_.size(); ++i) {
       encryption.tags.push_back({{i + 1, ~i}, plain_[i], 0});
-      crcs[i] = plain_[i] + 77;
+      crcs[i] = plain_[i] + static_cast<uint32_t>(key);
     }
     store_->Replace(kShard, store_->Allocate(5).value(), crcs, encryption);
   }
@@ -56,10 +58,10 @@ class StoreEncrypted : public ::testing::Test {
   std::vector<uint32_t> plain_;
 };
 
-TEST_F(StoreEncrypted, SaltAndTagsAreThereForTheNextProcess) {
+TEST_F(StoreEncrypted, SaltKeyAndTagsAreThereForTheNextProcess) {
   SaveOwn();
   const uint64_t content = store_->Find(kShard)->content;
-  Replace(true);
+  Replace(kKey);
   store_->CheckInvariants();
   const Encryption encryption = store_->Find(kShard)->encryption;
   const std::vector<uint32_t> crcs = store_->Find(kShard)->crcs;
@@ -69,6 +71,7 @@ TEST_F(StoreEncrypted, SaltAndTagsAreThereForTheNextProcess) {
   const SealedShard* shard = store_->Find(kShard);
   ASSERT_NE(shard, nullptr);
   EXPECT_EQ(shard->encryption, encryption);
+  EXPECT_EQ(shard->encryption.key, kKey);
   EXPECT_EQ(shard->crcs, crcs);
   EXPECT_EQ(shard->content, content);
   EXPECT_TRUE(shard->committed && shard->role == Role::kOwn);
@@ -78,7 +81,7 @@ TEST_F(StoreEncrypted, SaltAndTagsAreThereForTheNextProcess) {
 TEST_F(StoreEncrypted, AKillAnywhereInAReplacementLeavesTheShardOnce) {
   SaveOwn();
   int places = 0;
-  for (const bool encrypt : {true, false, true}) {
+  for (const KeyId key : {kKey, kPlaintext, kKey, kOtherKey}) {
     const AtCrashPoints hook([&](const char* place) {
       ++places;
       ArenaMemory left = memory_;
@@ -94,17 +97,17 @@ TEST_F(StoreEncrypted, AKillAnywhereInAReplacementLeavesTheShardOnce) {
       // For a moment both copies are in the table; the newer one counts.
       const bool both = std::string(place) == "seal: published";
       EXPECT_THAT(report.rejected, SizeIs(both ? 1 : 0)) << place;
-      EXPECT_TRUE(!both || shard->encrypted() == encrypt) << place;
+      EXPECT_TRUE(!both || shard->encryption.key == key) << place;
     });
-    Replace(encrypt);
+    Replace(key);
   }
-  EXPECT_GE(places, 3 * 8);
+  EXPECT_GE(places, 4 * 8);
 }
 
 TEST_F(StoreEncrypted, AReaderKeepsTheChunksOfBefore) {
   SaveOwn();
   const Store::LeaseToken lease = store_->Lease(kShard).value();
-  Replace(true);
+  Replace(kKey);
   store_->CheckInvariants();
   EXPECT_EQ(store_->chunks_free(), kChunks - 10);
   EXPECT_TRUE(HoldsItsBytes(*store_, *store_->Leased(lease)));
@@ -115,7 +118,7 @@ TEST_F(StoreEncrypted, AReaderKeepsTheChunksOfBefore) {
 
 TEST_F(StoreEncrypted, ABitThatFlipsInAnyTagIsHealedOrTheShardIsRejected) {
   SaveOwn();
-  Replace(true);
+  Replace(kKey);
   const arena::Layout layout = arena::LayoutFor(memory_.span().size(), kSmallChunk, true);
   ASSERT_NE(layout.tags_begin, 0u);
   std::mt19937_64 random(9);

@@ -31,6 +31,8 @@
 namespace ropeteam {
 
 inline constexpr uint64_t kTestChunk = 4096;
+// The job's key in a job that encrypts.
+inline constexpr KeyId kTestKey = 0x1a2b3c4d00000001;
 
 // What a rank saves: one object of `chunks` whole chunks, and the manifest in one more chunk.
 struct TestShard {
@@ -62,7 +64,7 @@ class TestNode {
     config.job = "job";
     config.node = name;
     config.scrub_bytes_per_s = scrub_bytes_per_s;
-    config.encrypts = encrypts;
+    if (encrypts) config.keys = {kTestKey};
     config.puts_wait_us = puts_wait_us;
     config.salt.instance = {7, id};
     Start();

@@ -22,16 +22,20 @@ JobKey KeyOf(unsigned char first) {
   return key;
 }
 
+KeyId KeyIdOf(unsigned char first) { return JobKeyNumber(KeyOf(first), "llama"); }
+
 class ReplicaCipherTest : public ::testing::Test {
  protected:
   ReplicaCipherTest() : memory_(1 << 20) {
     for (size_t i = 0; i < kLength; ++i) memory_[i] = static_cast<std::byte>(i * 7 + i / 251);
     encrypt_ = {0, kLength, Crc32c(memory_.data(), kLength), ChunkCipher()};
-    *encrypt_.cipher = {true, kThere, {3, 41, 2}, 5, {{0x1111111111111111, 0x2222222222222222}, 7}, {}};
+    *encrypt_.cipher = {
+        kPlaintext, KeyIdOf(0), kThere, {3, 41, 2}, 5, {{0x1111111111111111, 0x2222222222222222}, 7}, {}};
   }
   StartCheck::Range Decrypt(const EncryptedChunk& encrypted, uint64_t to) const {
     StartCheck::Range range{kThere, kLength, encrypt_.crc, encrypt_.cipher};
-    range.cipher->encrypt = false;
+    range.cipher->from_key = encrypt_.cipher->to_key;
+    range.cipher->to_key = kPlaintext;
     range.cipher->to = to;
     range.cipher->tag = encrypted.tag;
     return range;
@@ -96,9 +100,46 @@ TEST_F(ReplicaCipherTest, OtherBytesTagShardChunkSaltJobOrKeyAreNotDecrypted) {
   EXPECT_TRUE(refused(other, cipher_));
   EXPECT_TRUE(refused(good, ReplicaCipher({KeyOf(0)}, "other")));
   EXPECT_TRUE(refused(good, ReplicaCipher({KeyOf(1)}, "llama")));
+  other = good;
+  other.cipher->from_key = KeyIdOf(1);
+  EXPECT_TRUE(refused(other, ReplicaCipher({KeyOf(1), KeyOf(0)}, "llama")));
   // While a key is being replaced both are accepted, in any order.
   EXPECT_FALSE(refused(good, ReplicaCipher({KeyOf(1), KeyOf(0)}, "llama")));
   EXPECT_FALSE(refused(good, ReplicaCipher({KeyOf(0), KeyOf(1)}, "llama")));
+}
+
+TEST_F(ReplicaCipherTest, AKeysIdIsTheBeginningOfItsHashAndDependsOnTheJob) {
+  const ReplicaCipher both({KeyOf(1), KeyOf(0)}, "llama");
+  EXPECT_EQ(both.key_ids(), (std::vector<KeyId>{KeyIdOf(1), KeyIdOf(0)}));
+  EXPECT_NE(KeyIdOf(0), KeyIdOf(1));
+  EXPECT_NE(KeyIdOf(0), JobKeyNumber(KeyOf(0), "other"));
+  EXPECT_EQ(KeyName(KeyIdOf(0)), JobKeyId(KeyOf(0), "llama"));  // the digits that `ropeteam status` shows
+}
+
+// The plaintext is never in the arena. The result is what the second key would have made of the plaintext.
+TEST_F(ReplicaCipherTest, AChunkOfOneKeyIsEncryptedWithAnotherInItsPlace) {
+  const ReplicaCipher both({KeyOf(1), KeyOf(0)}, "llama");
+  ASSERT_TRUE(cipher_.CarryOut(memory_.data(), encrypt_, &chunk_));
+  StartCheck::Range again = Decrypt(chunk_, kThere);
+  again.cipher->to_key = KeyIdOf(1);
+  EncryptedChunk other;
+  ASSERT_TRUE(both.CarryOut(memory_.data(), again, &other));
+  StartCheck::Range direct = encrypt_;
+  direct.cipher->to_key = KeyIdOf(1);
+  direct.cipher->to = kBack;
+  EncryptedChunk expected;
+  ASSERT_TRUE(both.CarryOut(memory_.data(), direct, &expected));
+  EXPECT_EQ(other.crc, expected.crc);
+  EXPECT_EQ(other.tag, expected.tag);
+  EXPECT_TRUE(std::equal(memory_.begin() + kThere, memory_.begin() + kThere + kLength, memory_.begin() + kBack));
+  // Altered ciphertext is not encrypted again: no byte of it stays.
+  memory_[kThere + 77'777] ^= std::byte{1};
+  again.cipher->from_key = KeyIdOf(1);
+  again.cipher->to_key = KeyIdOf(0);
+  again.cipher->tag = other.tag;
+  EXPECT_FALSE(both.CarryOut(memory_.data(), again, &other));
+  EXPECT_TRUE(std::all_of(memory_.begin() + kThere, memory_.begin() + kThere + kLength,
+                          [](std::byte byte) { return byte == std::byte{0}; }));
 }
 
 TEST_F(ReplicaCipherTest, OtherBytesThanWereSummedLeaveNoCiphertext) {

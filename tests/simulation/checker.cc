@@ -59,7 +59,7 @@ bool Checker::ChunkRight(const Host& host, const std::vector<Extent>& extents, c
   const uint64_t length = ChunkLength(shard.stream_bytes, shard.chunk_bytes, chunk);
   const std::byte* bytes = host.chunk(ChunkAt(extents, chunk));
   if (encryption.tags.empty()) return Crc32c(bytes, length) == shard.crcs[chunk];
-  return Crc32c(ToyCrypt(bytes, length, ToyKey(encryption.salt, chunk)).data(), length) == shard.crcs[chunk];
+  return Crc32c(ToyCrypt(bytes, length, ToyKey(encryption.key, encryption.salt, chunk)).data(), length) == shard.crcs[chunk];
 }
 
 bool Checker::CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const {
@@ -126,6 +126,7 @@ void Checker::Observe(const Host& host) {
         Copy& copy = at->second.copies[PlaceOf(host)];
         if (copy.encryption != now->second->encryption) {  // encrypted or decrypted, into other chunks
           const bool committed = copy.committed;
+          if (!copy.encryption.tags.empty() && now->second->encrypted()) ++statistics_.reencrypted;
           if (copy.fate == Fate::kPresent) OnSealed(host, *now->second);
           copy.extents = now->second->extents;
           copy.encryption = now->second->encryption;

@@ -82,6 +82,7 @@ class Checker {
     uint64_t dropped = 0;    // drops that were answered with OK
     uint64_t disagreed = 0;  // waits that ended because the ranks do not agree
     uint64_t drains = 0;     // that ended because all was done
+    uint64_t reencrypted = 0;  // copies that got another key
     uint64_t persisted = 0;
     uint64_t policies = 0;               // that were acknowledged
     uint64_t pruned = 0;                 // steps deleted by a policy of the ranks
@@ -332,7 +333,7 @@ class Checker {
   std::map<size_t, std::map<uint32_t, std::pair<SessionId, SaveId>>> grants_;  // by host and chunk
   std::map<std::pair<SessionId, ViewId>, ViewHeld> views_;
   std::set<uint64_t> plaintext_;  // fingerprints of chunks
-  std::map<std::tuple<uint64_t, uint64_t, uint64_t, uint32_t>, std::pair<uint32_t, uint64_t>> nonces_;
+  std::map<std::tuple<KeyId, uint64_t, uint64_t, uint64_t, uint32_t>, std::pair<uint32_t, uint64_t>> nonces_;
   std::map<size_t, std::map<ShardId, Role>> known_;  // by host: what its store held when last looked at
   std::map<size_t, std::pair<NodeId, uint64_t>> observed_;  // by host: that store's daemon and changes() then
 };

@@ -41,10 +41,13 @@ void Checker::OnWire(const Transfer& transfer, const std::byte* bytes) {
 
 void Checker::OnCipher(const Host& host, const StartCheck::Range& range) {
   const ChunkCipher& cipher = *range.cipher;
-  if (!cipher.encrypt) return;
+  for (const KeyId key : {cipher.from_key, cipher.to_key})
+    if (key != kPlaintext && std::find(host.keys.begin(), host.keys.end(), key) == host.keys.end())
+      return Fail("host %zu uses key %s, which it lacks", host.index, KeyName(key).c_str());
+  if (cipher.to_key == kPlaintext) return;
   const EncryptionSalt& salt = cipher.salt;
   if (salt.count == 0) return Fail("host %zu encrypts without a salt", host.index);
-  const auto nonce = std::make_tuple(salt.instance[0], salt.instance[1], salt.count, cipher.chunk);
+  const auto nonce = std::make_tuple(cipher.to_key, salt.instance[0], salt.instance[1], salt.count, cipher.chunk);
   const std::pair<uint32_t, uint64_t> plaintext{range.crc, range.length};
   if (nonces_.try_emplace(nonce, plaintext).first->second != plaintext)
     Fail("host %zu encrypts chunk %u of %s under a nonce that another plaintext had", host.index,

@@ -97,6 +97,7 @@ size_t Cluster::AddHost() {
     host->clock.Set(now(), local, DrawDrift(&random));
   }
   std::memset(host->memory.get(), 0, host->memory_bytes);
+  if (options_.encrypts) host->keys = {kFirstKey};
   hosts_.push_back(std::move(host));
   return hosts_.size() - 1;
 }
@@ -159,6 +160,17 @@ void Cluster::EndDaemon(Host* host, bool reset) {
         if (asked.done) asked.done(nullptr);
     });
   }
+}
+
+void Cluster::SetKeys(size_t index, const std::vector<KeyId>& keys) {
+  Host& host = *hosts_[index];
+  std::string names;
+  for (const KeyId key : keys) names += " " + KeyName(key);
+  Trace("host %zu has the keys%s", index, names.c_str());
+  host.keys = keys;
+  if (!host.daemon_runs()) return;
+  CrashDaemon(index);
+  StartDaemon(index);
 }
 
 void Cluster::Drain(size_t index, TimeUs within) {
@@ -254,7 +266,7 @@ void Cluster::StartDaemon(size_t index) {
   if (options_.storage.keep != 0)
     config.keep_rules = "--keep-on-storage " + std::to_string(options_.storage.keep);
   config.protocol = host.protocol;
-  config.encrypts = options_.encrypts;
+  config.keys = host.keys;
   config.salt.instance = {Mix(options_.seed, host.id, 0x5a17), host.id};
   host.engine = std::make_unique<Engine>(config, host.store.get());
   host.lease_until = 0;

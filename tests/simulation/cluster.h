@@ -62,6 +62,8 @@ class Cluster : private NetworkEnds {
   // `ropeteam drain`: the daemon leaves when its engine says so, or when the time has passed. Then
   // on_drained() is called while the daemon still runs. The callee must end it.
   void Drain(size_t index, TimeUs within);
+  // Replaces the host's key file, and restarts its daemon if one runs.
+  void SetKeys(size_t index, const std::vector<KeyId>& keys);
   std::function<void(size_t host, const DrainReport&)> on_drained;
   // Flips one bit of a chunk outside of sealed shards. False: it is in a sealed shard, or no daemon runs.
   bool FlipUnsealed(size_t index, uint32_t chunk);

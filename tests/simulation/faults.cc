@@ -26,6 +26,33 @@ void Faults::Start() {
     });
   };
   if (options_.every_us != 0) Next();
+  if (cluster_.options().keys_every_us != 0) ReplaceKey(0, 0);
+}
+
+void Faults::ReplaceKey(size_t step, size_t host) {
+  const KeyId next = key_ + (KeyId{1} << 32);
+  const std::vector<std::vector<KeyId>> steps = {{key_, next}, {next, key_}, {next}};
+  const TimeUs pause = cluster_.random().Between(1, 2 * cluster_.options().keys_every_us);
+  cluster_.scheduler().After(pause, [this, step, host, keys = steps[step]] {
+    if (stopped_) return;
+    // As `ropeteam status` says: the old key is removed when no copy needs it.
+    if (keys.size() == 1 && HasCopiesOf(key_)) return ReplaceKey(step, host);
+    cluster_.SetKeys(host, keys);
+    if (host + 1 < cluster_.host_count()) return ReplaceKey(step, host + 1);
+    if (keys.size() != 1) return ReplaceKey(step + 1, 0);
+    key_ = keys.front();
+    ReplaceKey(0, 0);
+  });
+}
+
+bool Faults::HasCopiesOf(KeyId key) const {
+  for (size_t host = 0; host < cluster_.host_count(); ++host) {
+    const Host& at = cluster_.host(host);
+    if (!at.daemon_runs()) return true;  // perhaps
+    for (const auto& [id, shard] : at.store->shards())
+      if (shard->encryption.key == key) return true;
+  }
+  return false;
 }
 
 void Faults::Next() {

@@ -41,11 +41,15 @@ class Faults {
   void StartSecondCoordinator();
   void MoveHosts(TimeUs until);
   void Ask();
+  // The next step of docs/security.md's replacement of the job's key, on this host.
+  void ReplaceKey(size_t step, size_t host);
+  bool HasCopiesOf(KeyId key) const;
 
   Cluster& cluster_;
   Launcher& launcher_;
   const FaultOptions& options_;
   bool stopped_ = false;
+  KeyId key_ = kFirstKey;  // that is or was used last
   std::array<uint64_t, kFaultKinds> counts_{};
   std::vector<std::unique_ptr<Client>> people_;  // of the whole run, because answers may still come
 };

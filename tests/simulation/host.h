@@ -28,6 +28,9 @@ namespace ropeteam::simulation {
 
 class Client;
 
+// The key of a new job that encrypts.
+inline constexpr KeyId kFirstKey = KeyId{1} << 32;
+
 enum class RequestKind : uint8_t {
   kHello,
   kSaveBegin,
@@ -114,6 +117,7 @@ struct Host {
   std::map<uint64_t, NodeId> transfers;  // peers of the posted transfers, by tag
   std::set<NodeId> lost_links;           // members that its data path has lost
   uint32_t protocol = kProtocolVersion;  // the newest version of its next daemon
+  std::vector<KeyId> keys;               // of its next daemon, in a job that encrypts
   std::optional<SimMembership::OwnSettings>
       own;              // settings of its daemon, if they differ from those of the others
   Status refused;       // by membership, permanently

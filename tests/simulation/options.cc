@@ -232,7 +232,10 @@ Options DrawOptions(uint64_t seed, uint32_t nodes) {
     options.job.drop_ppm = 50 * kPercent / (options.nodes * options.job.ranks_per_node);
   DrawMoreTrouble(seed, &options);
   // The same. An encrypted copy needs its chunks twice while it is decrypted.
-  options.encrypts = Random(Mix(seed, kEncryptSalt)).Chance(25 * kPercent);
+  Random encrypt(Mix(seed, kEncryptSalt));
+  options.encrypts = encrypt.Chance(25 * kPercent);
+  if (options.encrypts && encrypt.Chance(50 * kPercent))
+    options.keys_every_us = encrypt.Between(20 * kMs, 400 * kMs);
   const uint64_t needed = ChunksNeeded(options) + (options.encrypts ? 16 : 0);
   options.starved = !big && random.Chance(6 * kPercent);
   options.chunks = options.starved ? std::max<uint64_t>(8, needed / random.Between(2, 5))
@@ -255,6 +258,7 @@ std::string Describe(const Options& options) {
                 options.network.wire_flip_ppm);
   std::string line = text;
   if (options.encrypts) line += " encrypts";
+  if (options.keys_every_us != 0) line += " replaces keys";
   if (options.job.agree) line += " agreements, others " + std::to_string(options.job.disagree_ppm) + " ppm";
   if (options.job.drop_ppm != 0) line += " drops " + std::to_string(options.job.drop_ppm) + " ppm";
   if (options.storage.used) line += " persist every " + std::to_string(options.storage.persist_every);

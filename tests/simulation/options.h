@@ -161,6 +161,7 @@ struct Options {
   TimeUs fault_phase_us = 10 * kSecond;
   TimeUs heal_limit_us = 120 * kSecond;  // by then a healed cluster must have made progress
   bool encrypts = false;
+  TimeUs keys_every_us = 0;  // mean time between the steps of a key's replacement, on one host each; 0: none
   bool starved = false;  // the arena cannot hold what retention keeps: refusals are expected, progress is not
   bool pause_to_heal = false;        // no ranks run while redundancy is restored
   uint32_t invariants_ppm = 20'000;  // of inputs: CheckInvariants() is called after them

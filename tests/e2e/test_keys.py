@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replacing the key of a job that encrypts its replicas: the procedure of docs/security.md, step by step."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+import secrets
+import time
+
+import pytest
+from harness import Cluster, ask, saved, save_everywhere, verify, wait_until
+from ropeteam import RopeteamError
+
+# The same step is restored many times, and nothing newer is committed: every copy must be encrypted again.
+OPTIONS = ["--encrypt-replicas", "--chunk-size", "1M", "--quarantine-after", "0"]
+NODES = 3
+STEP = 5
+
+
+def write_keys(path: pathlib.Path, *keys: str) -> None:
+    """Replaces the file as a whole: a daemon may read it at any time."""
+    new = path.with_suffix(".new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write("".join(key + "\n" for key in keys))
+    new.replace(path)
+
+
+class Job:
+    """Three nodes, each with a key file of its own, and step STEP committed by one rank on each."""
+
+    def __init__(self, cluster, directory: pathlib.Path, key: str) -> None:
+        self.files = [directory / f"node-{node}.key" for node in range(NODES)]
+        for file in self.files:
+            write_keys(file, key)
+        self.nodes: Cluster = cluster(
+            NODES,
+            options=OPTIONS,
+            node_options=[["--job-key-file", str(file)] for file in self.files],
+        )
+        self._launches = itertools.count()
+        ranks = self.open()
+        save_everywhere(ranks, STEP)
+        self.close(ranks)
+
+    def open(self) -> list:
+        token = f"run-{next(self._launches)}"
+        return [self.nodes[rank].open(rank, NODES, token) for rank in range(NODES)]
+
+    @staticmethod
+    def close(ranks: list) -> None:
+        for rope in ranks:
+            rope.close()
+
+    def restart_with(self, node: int, *keys: str) -> None:
+        write_keys(self.files[node], *keys)
+        self.nodes[node].stop()
+        self.nodes[node].start()
+        self.nodes.wait_members(NODES)
+
+    def lose(self, node: int) -> None:
+        """kill -9, and its memory is gone. An empty daemon takes its place."""
+        self.nodes[node].kill(drop_memory=True)
+        self.nodes[node].start()
+        self.nodes.wait_members(NODES)
+
+    def everyone_restores(self) -> None:
+        ranks = self.open()
+        assert [rope.latest().step for rope in ranks] == [STEP] * NODES
+        for rank, rope in enumerate(ranks):
+            assert rope.load(STEP)["data"] == saved(STEP, rank)
+        self.close(ranks)
+
+    def redundant(self) -> None:
+        wait_until(lambda: self.nodes[0].status()["latest"]["copies_min"] == 2, "two copies of every shard")
+
+    def keys(self) -> list[dict]:
+        return self.nodes[0].status()["keys"]
+
+    def removable(self) -> None:
+        """Waits until `ropeteam status` says that the old key may be removed."""
+        wait_until(
+            lambda: "it may be removed" in ask("status", "--socket", self.nodes[0].socket).stdout,
+            "the old key to be without copies",
+        )
+
+
+def test_the_pages_procedure_with_a_loss_after_every_step(cluster, tmp_path):
+    old, new = secrets.token_hex(32), secrets.token_hex(32)
+    job = Job(cluster, tmp_path, old)
+    lost = itertools.cycle(range(NODES))
+    for step, keys in enumerate([(old, new), (new, old), (new,)], start=1):
+        if step == 3:
+            job.removable()
+        for node in range(NODES):
+            job.restart_with(node, *keys)
+            job.redundant()
+            job.lose(next(lost))
+            job.everyone_restores()
+            job.redundant()
+    assert verify(job.nodes[0]).returncode == 0
+    (only,) = job.keys()
+    assert only["copies"] >= NODES and only["unreadable"] == 0 and len(only["first_on"]) == NODES
