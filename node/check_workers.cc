@@ -30,7 +30,8 @@ void CheckWorkers::Submit(StartCheck check) {
   auto job = std::make_shared<Job>();
   job->remaining = check.ranges.size();
   const StartCheck::Range& first = check.ranges[0];
-  if (first.pack || (first.cipher && first.cipher->to_key != kPlaintext)) job->encrypted.resize(check.ranges.size());
+  if (first.pack || (first.cipher && first.cipher->to_key != kPlaintext))
+    job->encrypted.resize(check.ranges.size());
   job->check = std::move(check);
   const bool many = job->remaining > 1;
   {

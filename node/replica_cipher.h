@@ -33,8 +33,8 @@ class ReplicaCipher {
 
   std::vector<KeyId> key_ids() const;  // in the order of the keys
 
-  // Decrypts and encrypts the range, in `memory`, as its cipher says. Returns false if the checksum or tag does not match,
-  // or if a key is not here. Both ends must be in the memory. The bytes are read once, in small pieces, into memory of
+  // Decrypts and encrypts the range, in `memory`, as its cipher says. Returns false if the checksum or tag does not
+  // match, or if a key is not here. Both ends must be in the memory. The bytes are read once, in small pieces, into memory of
   // this thread. So the encrypted bytes are the checked ones.
   bool CarryOut(std::byte* memory, const StartCheck::Range& range, EncryptedChunk* encrypted) const;
 

@@ -121,7 +121,8 @@ Json KeysOf(const ClusterReport& r) {
       ++known.copies;
       if (copy.readable) continue;
       ++known.unreadable;
-      if (known.absent_on.empty() || known.absent_on.back() != node.name) known.absent_on.push_back(node.name);
+      if (known.absent_on.empty() || known.absent_on.back() != node.name)
+        known.absent_on.push_back(node.name);
     }
   }
   // A node that is away may have copies that need any key.

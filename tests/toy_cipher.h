@@ -76,7 +76,8 @@ inline ToyChecked ToyCheckAll(std::byte* memory, const StartCheck& check) {
     EncryptedChunk encrypted;
     if (!ToyCheck(memory, check.ranges[i], &encrypted)) checked.bad.push_back(i);
     const StartCheck::Range& range = check.ranges[i];
-    if (range.pack || (range.cipher && range.cipher->to_key != kPlaintext)) checked.encrypted.push_back(encrypted);
+    if (range.pack || (range.cipher && range.cipher->to_key != kPlaintext))
+      checked.encrypted.push_back(encrypted);
   }
   return checked;
 }

@@ -206,8 +206,8 @@ std::string Join(const Json& values) {
   return text;
 }
 
-// In a job that encrypts its replicas: its keys, and the copies that need them. A daemon of another build may not report
-// them.
+// In a job that encrypts its replicas: its keys, and the copies that need them. A daemon of another build may not
+// report them.
 std::string KeyLines(const Json& status) {
   std::string text;
   for (const Json& key : status.value("keys", Json::array())) {
@@ -223,8 +223,8 @@ std::string KeyLines(const Json& status) {
       text += ": keep it until no copy needs it and all nodes are here";
     text += "\n";
     if (Number(key, "unreadable") != 0)
-      text += "  " + NumberText(key, "unreadable") + " copies DO NOT COUNT: " + Join(key.at("absent_on")) +
-              " lack the key; put it back there, second in the key file\n";
+      text += "  " + NumberText(key, "unreadable") + " copies DO NOT COUNT: the key is not on " +
+              Join(key.at("absent_on")) + "; put it back there, second in the key file\n";
   }
   for (const Json& node : status.at("nodes"))
     if (const uint64_t left = node.value("reencrypt_left", uint64_t{0}); left != 0)
@@ -358,12 +358,13 @@ std::string RenderVerify(const Json& verify) {
   std::string text;
   uint64_t bad_copies = 0;
   for (const Json& copy : verify.at("copies")) {
-    if (!copy.value("readable", true))
+    const bool readable = copy.value("readable", true);
+    if (!readable)
       text += "unreadable: node " + copy.at("node").get<std::string>() + " " + ShardCells(copy.at("id")) +
               " is encrypted with key " + KeyText(copy) + ", which the node lacks (" +
               copy.at("role").get<std::string>() + ")\n";
+    bad_copies += readable && copy.at("bad").empty() ? 0 : 1;
     if (copy.at("bad").empty()) continue;
-    ++bad_copies;
     text += "bad: node " + copy.at("node").get<std::string>() + " " + ShardCells(copy.at("id")) + " chunks " +
             Join(copy.at("bad")) + " of " + NumberText(copy, "chunks") + " (" +
             copy.at("role").get<std::string>() + ")\n";

@@ -23,11 +23,10 @@ void Converter::Start(const ShardId& shard, KeyId key, bool repaired, Done done)
                       parts_.context.KeyAbsent(here->encryption.key).c_str()));
   if (here->encryption.key == key) return done(OkStatus());
   if (!here->bad.empty())
-    return parts_.fetcher.Repair(shard, {},
-                                 [this, shard, key, done = std::move(done)](const Status& status) {
-                                   if (!status.ok()) return done(status);
-                                   Start(shard, key, true, done);
-                                 });
+    return parts_.fetcher.Repair(shard, {}, [this, shard, key, done = std::move(done)](const Status& status) {
+      if (!status.ok()) return done(status);
+      Start(shard, key, true, done);
+    });
   // Lease the copy before memory is allocated, so that the allocation does not evict it.
   const Result<Store::LeaseToken> lease = store.Lease(shard);
   ROPETEAM_CHECK(lease.ok());

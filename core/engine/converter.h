@@ -24,8 +24,9 @@ class Converter {
 
   using Done = std::function<void(const Status&)>;
   // After OK the shard is here, good, and encrypted with this key of the node, or plaintext. Bad chunks are repaired
-  // first. Errors: kNotFound if the shard is not here or was released meanwhile; kNoSpace; kUnavailable if it is encrypted
-  // with a key that the node lacks; kCorrupt if a chunk cannot be repaired, or differs from what its source encrypted.
+  // first. Errors: kNotFound if the shard is not here or was released meanwhile; kNoSpace; kUnavailable if it is
+  // encrypted with a key that the node lacks; kCorrupt if a chunk cannot be repaired, or differs from what its source
+  // encrypted.
   void Convert(const ShardId& shard, KeyId key, Done done) { Start(shard, key, false, std::move(done)); }
   bool running(const ShardId& shard) const { return jobs_.contains(shard); }
   uint64_t allocated_chunks() const;

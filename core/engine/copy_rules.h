@@ -22,6 +22,9 @@
 //             that every member has marked (Redundancy::Trim)
 // clang-format on
 //
+// A copy of any role that is encrypted with a key that its node lacks counts and serves as none (Context::Readable). It
+// is kept like the others, since the key may come back, and its mark is known. A readable copy takes its place.
+//
 // "Announced" is the newest announcement of the leader of this node's epoch (Announcement). This node never evicts
 // a copy that counts without the leader's order: the copy stays after its incarnation has ended, until this node
 // knows of a newer commit, or the leader has found that no rank was told of its step (retention.h). A full arena

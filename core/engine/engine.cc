@@ -516,9 +516,18 @@ NodeReport Engine::Impl::Report() const {
     // A leader before protocol 9 would commit it without checking the agreement of its ranks.
     if (context_.protocol < 9 && shard->meta.agreement != 0 && !shard->committed) continue;
     const bool seated = shard->role == Role::kOwn && parts_.sessions.HasRank(id.rank);
-    CopyReport copy{id,          shard->meta.world_size, shard->meta.replicas, shard->meta.stream_bytes,
-                    shard->role, shard->committed,       shard->bad,           shard->content,
-                    seated,      shard->meta.agreement,   shard->encryption.key,      context_.Readable(*shard)};
+    CopyReport copy{id,
+                    shard->meta.world_size,
+                    shard->meta.replicas,
+                    shard->meta.stream_bytes,
+                    shard->role,
+                    shard->committed,
+                    shard->bad,
+                    shard->content,
+                    seated,
+                    shard->meta.agreement,
+                    shard->encryption.key,
+                    context_.Readable(*shard)};
     if (copy.bad.size() > kBadListedMax) copy.bad.resize(kBadListedMax + 1);
     report.copies.push_back(std::move(copy));
   }

@@ -60,8 +60,9 @@ struct EngineConfig {
   std::string keep_rules = {};
   // The newest version of the protocol that this node speaks; the simulation has nodes of older ones.
   uint32_t protocol = kProtocolVersion;
-  // The keys of a job that encrypts all chunks that leave a node (docs/security.md). The first one encrypts, all decrypt,
-  // and the store has tags. Empty: the job does not encrypt. The salt's `instance` is random and drawn for each engine.
+  // The keys of a job that encrypts all chunks that leave a node (docs/security.md). The first one encrypts, all
+  // decrypt, and the store has tags. Empty: the job does not encrypt. The salt's `instance` is random and drawn for each
+  // engine.
   std::vector<KeyId> keys = {};
   EncryptionSalt salt = {};
   bool encrypts() const { return !keys.empty(); }
@@ -99,9 +100,9 @@ struct StartTransfer {
   // gone or cannot be read, the answer is kNotFound, and no byte has left this node.
   DeviceBufferId buffer = 0;
 };
-// AES-256-GCM of one chunk from one place in the arena's memory to another (docs/security.md): decrypted if `from_key` is
-// not kPlaintext, and then encrypted if `to_key` is not. Key and nonce are derived from the job's key, the salt and the
-// chunk's number. The shard's id is authenticated with the chunk.
+// AES-256-GCM of one chunk from one place in the arena's memory to another (docs/security.md). It is decrypted if
+// `from_key` is not kPlaintext, and then encrypted if `to_key` is not. Key and nonce are derived from the job's key, the
+// salt and the chunk's number. The shard's id is authenticated with the chunk.
 struct ChunkCipher {
   KeyId from_key = kPlaintext;
   KeyId to_key = kPlaintext;

@@ -10,10 +10,10 @@
 // its chunks, so they are not reused until it ends. A fetch fails if some chunk has been tried at every source; the
 // error names all sources.
 //
-// In a job that encrypts, ciphertext is read and kept. If the copy here is plaintext, or encrypted with another key, each
-// chunk is decrypted, and encrypted again, in place. Plaintext is never read from another node: if the holders have only
-// plaintext or ciphertext of keys that are not here, one of them is asked to encrypt its copy. Storage has plaintext: a whole shard becomes a plaintext copy, and a ciphertext copy is not repaired from
-// storage.
+// In a job that encrypts, ciphertext is read and kept. If the copy here is plaintext, or encrypted with another key,
+// each chunk is decrypted, and encrypted again, in place. Plaintext is never read from another node: if the holders have
+// only plaintext or ciphertext of keys that are not here, one of them is asked to encrypt its copy. Storage has
+// plaintext: a whole shard becomes a plaintext copy, and a ciphertext copy is not repaired from storage.
 
 #ifndef ROPETEAM_CORE_ENGINE_FETCHER_H_
 #define ROPETEAM_CORE_ENGINE_FETCHER_H_

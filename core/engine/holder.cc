@@ -346,8 +346,8 @@ void Holder::OnEncryptCopy(NodeId from, const EncryptCopy& encrypt) {
     parts_.context.Send(from, refused);
   };
   if (key == ours.end())
-    return done(Error(Code::kUnavailable, "it has none of the keys of %s",
-                      parts_.context.NameOf(from).c_str()));
+    return done(
+        Error(Code::kUnavailable, "it has none of the keys of %s", parts_.context.NameOf(from).c_str()));
   parts_.converter.Convert(open.shard.id, *key, [this, from, open, key = *key, done](const Status& status) {
     // The fetcher reads nothing of a copy that it cannot decrypt.
     const auto reading = reading_.find(std::make_pair(from, open.fetch));
@@ -393,8 +393,8 @@ void Holder::OnVerifyOrder(NodeId from, const VerifyOrder& order) {
   };
   for (const auto& [id, shard] : context.store.shards()) {
     if (StepOf(id) != order.step.id) continue;
-    VerifiedCopy copy{context.config.node, id, shard->role, shard->crcs.size(), {},
-                      shard->encryption.key, context.Readable(*shard)};
+    VerifiedCopy copy{context.config.node,     id, shard->role, shard->crcs.size(), {}, shard->encryption.key,
+                      context.Readable(*shard)};
     std::vector<StartCheck::Range> ranges;
     for (uint32_t chunk = 0; chunk < shard->crcs.size(); ++chunk)
       ranges.push_back(

@@ -253,9 +253,10 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
   const bool from_storage = reply.holders.empty() || (locate.from_storage && !(locate.stalled && good));
   const Status stored = from_storage ? OfferStored(from, locate.stalled, &reply) : OkStatus();
   if (!unreadable.empty() && reply.holders.empty() && stored.code() == Code::kNotFound)
-    return Reply(from, number,
-                 Error(Code::kUnavailable, "the copies of %s on %s are encrypted with keys that are not there",
-                       reply.shard.id.ToString().c_str(), unreadable.c_str()));
+    return Reply(
+        from, number,
+        Error(Code::kUnavailable, "the copies of %s on %s are encrypted with keys that are not there",
+              reply.shard.id.ToString().c_str(), unreadable.c_str()));
   // Or else the node tries a holder again.
   if (!stored.ok() && (reply.holders.empty() || stored.code() == Code::kUnavailable))
     return Reply(from, number, stored);

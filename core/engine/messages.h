@@ -519,8 +519,8 @@ struct EncryptedGrant {
   Encryption encryption;
   auto Fields() { return std::tie(grant, encryption); }
 };
-// Encrypt your copy with one of these keys and grant it: this fetch finds only copies that are plaintext or encrypted with
-// keys that are not here. Answered by EncryptedGrant or, if that is not possible, by FetchGrant.
+// Encrypt your copy with one of these keys and grant it: this fetch finds only copies that are plaintext, or encrypted
+// with keys that are not here. Answered by EncryptedGrant or, if that is not possible, by FetchGrant.
 struct EncryptCopy {
   static constexpr Kind kKind = Kind::kEncryptCopy;
   FetchOpen open;

@@ -143,10 +143,9 @@ bool Redundancy::MayTake(const StepTable::RankState& state, const std::vector<Or
   if (LoadOf(target) >= kOrdersPerNodeMax || avoid_until_.contains(target) ||
       table_.leaving().contains(target))
     return false;
-  return std::none_of(state.copies.begin(), state.copies.end(),
-                      [&](const auto& copy) {
-                        return copy.node == target && copy.readable && Counts(copy.role);
-                      }) &&
+  return std::none_of(
+             state.copies.begin(), state.copies.end(),
+             [&](const auto& copy) { return copy.node == target && copy.readable && Counts(copy.role); }) &&
          std::none_of(orders.begin(), orders.end(),
                       [&](const Order& order) { return order.target == target; });
 }

@@ -20,7 +20,8 @@ void Rekeyer::Begin() const {
   for (const KeyId key : context.config.keys) ours += (ours.empty() ? "" : ", ") + KeyName(key);
   for (const auto& [key, copies] : absent)
     LOG_WARNING(
-        "%llu copies in this arena do not count: they are encrypted with key %s, which is not among the keys of "
+        "%llu copies in this arena do not count: they are encrypted with key %s, which is not among the keys "
+        "of "
         "this node (%s): put it back, second in the key file, and restart this daemon",
         static_cast<unsigned long long>(copies), KeyName(key).c_str(), ours.c_str());
 }
@@ -76,7 +77,7 @@ void Rekeyer::OnDone(const ShardId& shard, uint64_t bytes, const Status& status)
   failed_ = failed_ || (!status.ok() && context.store.Find(shard) != nullptr);
   if (!status.ok()) return;
   ++reencrypted_;
-  context.inventory_dirty = true;
+  context.inventory_dirty = context.counters_dirty = true;
   if (left() != 0 && told_ + kToldEveryUs > context.now) return;
   told_ = context.now;
   LOG_INFO("re-encrypted %llu of %llu copies with key %s", static_cast<unsigned long long>(reencrypted_),

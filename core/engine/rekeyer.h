@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// While a job key is being replaced (docs/security.md), a node has two keys. It encrypts its copies of the old one again
-// with the new one, which is its first key, so that the old one can be removed. It begins when all members have the same
-// first key. Before that, one node would undo what another did. One copy is encrypted at a time, the newest step first,
-// at a limited rate, and only while no save or replica is being filled here: it needs free chunks for the copy.
+// While a job key is being replaced (docs/security.md), a node has two keys. It encrypts its copies of the old one
+// again with the new one, which is its first key, so that the old one can be removed. It begins when all members have
+// the same first key. Before that, one node would undo what another did. One copy is encrypted at a time, the newest
+// step first, at a limited rate, and only while no save or replica is being filled here: it needs free chunks for the
+// copy, and evicts nothing for them.
 //
 // A kill leaves each copy under one of the two keys (Store::Replace()), and the next daemon goes on.
 

@@ -82,8 +82,12 @@ void Transfers::Prepare(Priority priority) {
     bounce->holds = plaintext;
     bounce->encrypting = true;
     StartCheck::Range range{from, waiting.transfer.length, plaintext.crc, ChunkCipher()};
-    *range.cipher = {kPlaintext,      context_.config.key(), waiting.transfer.local_offset,
-                     plaintext.shard, plaintext.chunk,       plaintext.salt,
+    *range.cipher = {kPlaintext,
+                     context_.config.key(),
+                     waiting.transfer.local_offset,
+                     plaintext.shard,
+                     plaintext.chunk,
+                     plaintext.salt,
                      {}};
     Encrypt({range},
             [this, bounce](const std::vector<uint32_t>& bad, const std::vector<EncryptedChunk>& encrypted) {

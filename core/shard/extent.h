@@ -76,16 +76,16 @@ struct ShardMeta {
   }
 };
 
-// The encryption of bytes in an arena of a job that encrypts its replicas (docs/security.md). One key and nonce encrypt
-// one plaintext only. The key is derived from one of the job's keys and the salt, which is drawn once for each shard that
-// is saved or read from storage. The nonce is the chunk's number. So all copies of a shard that are encrypted with the
-// same job key have the same bytes.
-//
-// KeyId names a job key and does not reveal it. 0: none, the bytes are plaintext.
+// Names a job key and does not reveal it.
 using KeyId = uint64_t;
-inline constexpr KeyId kPlaintext = 0;
+inline constexpr KeyId kPlaintext = 0;  // no key: the bytes are plaintext
 // For messages: the eight digits that `ropeteam status` shows.
 std::string KeyName(KeyId key);
+
+// The encryption of bytes in an arena of a job that encrypts its replicas (docs/security.md). One key and nonce encrypt
+// one plaintext only. The key is derived from a job key and the salt, which is drawn once for each shard that is saved
+// or read from storage. The nonce is the chunk's number. So all copies of a shard that are encrypted with one job key
+// have the same bytes.
 struct EncryptionSalt {
   std::array<uint64_t, 2> instance{};  // random, of the engine that drew the salt
   uint64_t count = 0;                  // number of the salt drawn by that engine; 0: none

@@ -132,7 +132,7 @@ struct Slot {
   // ShardMeta::agreement. Slots of daemons before protocol 9 have zero, which means none, so kArenaVersion is
   // unchanged. Such a daemon rejects a slot with a value here, as it rejects any unknown byte.
   uint64_t agreement;
-  uint64_t reserved_2;  // zero
+  uint64_t reserved;  // zero
 };
 static_assert(sizeof(Slot) == 128, "two cache lines; never shared with a neighbour");
 static_assert(offsetof(Slot, state) == 0);

@@ -134,9 +134,9 @@ class Store {
   Status Seal(const ShardMeta& meta, Role role, std::vector<Extent> extents, std::vector<uint32_t> crcs,
               Encryption encryption = {});
   // Moves the shard to other chunks: encrypted with another key, or plaintext. Role and mark stay. The old chunks are
-  // freed at once, or when their last lease ends; likewise, as in Seal(), new chunks beyond the stream. The shard must be
-  // here. The extents must come from Allocate(), and the content must be equal. All this is checked. After a kill during
-  // the call, one or both versions exist, and Adopt() takes the later one.
+  // freed at once, or when their last lease ends. New chunks beyond the stream are freed, as by Seal(). The shard must
+  // be here. The extents must come from Allocate(), and the content must be equal. All this is checked. After a kill
+  // during the call, one or both versions exist, and Adopt() takes the later one.
   void Replace(const ShardId& id, std::vector<Extent> extents, std::vector<uint32_t> crcs,
                Encryption encryption);
   const SealedShard* Find(const ShardId& id) const;

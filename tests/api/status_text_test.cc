@@ -141,6 +141,44 @@ TEST(StatusText, VerifyIsAllGoodWithEveryCopy) {
   EXPECT_THAT(RenderVerify(verify), HasSubstr(", all good\n"));
 }
 
+TEST(StatusText, VerifyDoesNotCountACopyWhoseKeyItsNodeLacks) {
+  Json unreadable = Copy("b", 2, 0, "replica");
+  unreadable["key"] = "1a2b3c4d";
+  unreadable["readable"] = false;
+  const Json verify = Verified({Copy("a", 2, 0), unreadable, Copy("b", 2, 1), Copy("a", 2, 1, "replica")});
+  EXPECT_EQ(verify["ranks_short"], 1);
+  EXPECT_THAT(
+      RenderVerify(verify),
+      HasSubstr("unreadable: node b step 7 rank 0 incarnation 2 is encrypted with key 1a2b3c4d, which the "
+                "node lacks (replica)\n"));
+  EXPECT_THAT(RenderVerify(verify), Not(HasSubstr("all good")));
+}
+
+TEST(StatusText, SaysWhichKeyIsNeededByHowManyCopiesAndWhichMayBeRemoved) {
+  Json answer = Answer({{"transport", "ucx"}});
+  EXPECT_THAT(RenderStatus(answer, nullptr, 0), Not(HasSubstr("key ")));
+  Json old = {{"key", "1a2b3c4d"}, {"first_on", Json::array()}, {"on", {"a", "b"}},          {"copies", 28},
+              {"unreadable", 0},   {"removable", false},        {"absent_on", Json::array()}};
+  const Json fresh = {{"key", "3c4d5e6f"}, {"first_on", {"a", "b"}},     {"on", {"a", "b"}},  {"copies", 12},
+                      {"unreadable", 0},   {"absent_on", Json::array()}, {"removable", false}};
+  answer["keys"] = {old, fresh};
+  EXPECT_THAT(
+      RenderStatus(answer, nullptr, 0),
+      HasSubstr("key 1a2b3c4d   second on a,b   copies 28: keep it until no copy needs it and all nodes are "
+                "here\nkey 3c4d5e6f   encrypts on a,b   copies 12\n"));
+  old["copies"] = 0;
+  old["removable"] = true;
+  answer["keys"] = {old, fresh};
+  EXPECT_THAT(RenderStatus(answer, nullptr, 0),
+              HasSubstr("key 1a2b3c4d   second on a,b   copies 0: it may be removed\n"));
+  old = {{"key", "1a2b3c4d"}, {"first_on", Json::array()}, {"on", Json::array()}, {"copies", 3},
+         {"unreadable", 3},   {"removable", false},        {"absent_on", {"b"}}};
+  answer["keys"] = {old, fresh};
+  EXPECT_THAT(
+      RenderStatus(answer, nullptr, 0),
+      HasSubstr("key 1a2b3c4d   copies 3\n  3 copies DO NOT COUNT: the key is not on b; put it back there"));
+}
+
 TEST(StatusText, WhereCopiesWereCutOffTheLeadersCountDecides) {
   EXPECT_EQ(Verified({Copy("a", 2, 0)}, true)["ranks_short"], 1);
 }
@@ -163,9 +201,12 @@ TEST(StatusText, APolicyHasWhereItComesFrom) {
             {"doubt", ""}};
   EXPECT_THAT(RenderStatus(answer, nullptr, 0),
               HasSubstr("storage persists every 500 steps (rank 3)   keeps --keep-on-storage 5 (flag)\n"));
-  policy = {{"persist_every", 0},          {"persist_every_seconds", false},
-            {"persist_every_by", nullptr}, {"keep", ""},
-            {"keep_by", nullptr},          {"doubt", "a and b differ"},
+  policy = {{"persist_every", 0},
+            {"persist_every_seconds", false},
+            {"persist_every_by", nullptr},
+            {"keep", ""},
+            {"keep_by", nullptr},
+            {"doubt", "a and b differ"},
             {"trouble", "step 7: the disk is full"}};
   EXPECT_THAT(
       RenderStatus(answer, nullptr, 0),

@@ -7,11 +7,8 @@ import itertools
 import os
 import pathlib
 import secrets
-import time
 
-import pytest
-from harness import Cluster, ask, saved, save_everywhere, verify, wait_until
-from ropeteam import RopeteamError
+from harness import Cluster, ask, save_everywhere, saved, verify, wait_until
 
 # The same step is restored many times, and nothing newer is committed: every copy must be encrypted again.
 OPTIONS = ["--encrypt-replicas", "--chunk-size", "1M", "--quarantine-after", "0"]
@@ -57,7 +54,7 @@ class Job:
         write_keys(self.files[node], *keys)
         self.nodes[node].stop()
         self.nodes[node].start()
-        self.nodes.wait_members(NODES)
+        self.nodes.wait_members()
 
     def lose(self, node: int) -> None:
         """kill -9, and its memory is gone. An empty daemon takes its place."""
@@ -102,3 +99,25 @@ def test_the_pages_procedure_with_a_loss_after_every_step(cluster, tmp_path):
     assert verify(job.nodes[0]).returncode == 0
     (only,) = job.keys()
     assert only["copies"] >= NODES and only["unreadable"] == 0 and len(only["first_on"]) == NODES
+
+
+def test_a_key_that_is_removed_too_early_is_named_and_its_copies_do_not_count(cluster, tmp_path):
+    old, new = secrets.token_hex(32), secrets.token_hex(32)
+    job = Job(cluster, tmp_path, old)
+    job.nodes[1].stop()
+    write_keys(job.files[1], new)  # its arena has a copy of the old key
+    for node in (0, 2):
+        job.restart_with(node, old, new)
+    for node in (0, 2):
+        job.restart_with(node, new, old)
+    job.nodes[1].start()
+    job.nodes.wait_members(NODES)
+    wait_until(lambda: "copies in this arena do not count" in job.nodes[1].log_text(), "the warning")
+    job.redundant()
+    shown = ask("status", "--socket", job.nodes[0].socket).stdout
+    assert "DO NOT COUNT: the key is not on node-1; put it back there" in shown
+    said = verify(job.nodes[0])
+    assert said.returncode == 0, "every rank has copies enough"
+    assert "which the node lacks (replica)" in said.stdout
+    job.lose(0)
+    job.everyone_restores()

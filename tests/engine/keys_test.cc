@@ -41,7 +41,8 @@ class Keys : public ::testing::Test, protected Engines {
     std::erase_if(checks_, [&](const auto& check) { return check.first == &at; });
     at.engine.reset();
     at.store.reset();
-    at.store = Store::Adopt({at.memory, at.bytes}, kTestChunk, {"job", at.config.node, true}, nullptr).value();
+    at.store =
+        Store::Adopt({at.memory, at.bytes}, kTestChunk, {"job", at.config.node, true}, nullptr).value();
     at.config.keys = keys;
     ++at.config.salt.instance[0];
     at.Start();
@@ -127,8 +128,7 @@ TEST_F(Keys, EachCopySaysWhichKeyEncryptedIt) {
   EXPECT_EQ(At(2)->encryption.key, kOld);
   for (const NodeReport& at : Report().nodes) {
     EXPECT_EQ(at.keys, std::vector<KeyId>{kOld});
-    for (const CopyReport& copy : at.copies)
-      EXPECT_EQ(copy.key, copy.role == Role::kOwn ? kPlaintext : kOld);
+    for (const CopyReport& copy : at.copies) EXPECT_EQ(copy.key, copy.role == Role::kOwn ? kPlaintext : kOld);
   }
 }
 

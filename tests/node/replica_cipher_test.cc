@@ -131,7 +131,8 @@ TEST_F(ReplicaCipherTest, AChunkOfOneKeyIsEncryptedWithAnotherInItsPlace) {
   ASSERT_TRUE(both.CarryOut(memory_.data(), direct, &expected));
   EXPECT_EQ(other.crc, expected.crc);
   EXPECT_EQ(other.tag, expected.tag);
-  EXPECT_TRUE(std::equal(memory_.begin() + kThere, memory_.begin() + kThere + kLength, memory_.begin() + kBack));
+  EXPECT_TRUE(
+      std::equal(memory_.begin() + kThere, memory_.begin() + kThere + kLength, memory_.begin() + kBack));
   // Altered ciphertext is not encrypted again: no byte of it stays.
   memory_[kThere + 77'777] ^= std::byte{1};
   again.cipher->from_key = KeyIdOf(1);

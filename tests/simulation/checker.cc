@@ -59,7 +59,8 @@ bool Checker::ChunkRight(const Host& host, const std::vector<Extent>& extents, c
   const uint64_t length = ChunkLength(shard.stream_bytes, shard.chunk_bytes, chunk);
   const std::byte* bytes = host.chunk(ChunkAt(extents, chunk));
   if (encryption.tags.empty()) return Crc32c(bytes, length) == shard.crcs[chunk];
-  return Crc32c(ToyCrypt(bytes, length, ToyKey(encryption.key, encryption.salt, chunk)).data(), length) == shard.crcs[chunk];
+  return Crc32c(ToyCrypt(bytes, length, ToyKey(encryption.key, encryption.salt, chunk)).data(), length) ==
+         shard.crcs[chunk];
 }
 
 bool Checker::CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const {

@@ -79,9 +79,9 @@ class Checker {
     uint64_t refused_as_stale = 0;
     uint64_t flips = 0;
     uint64_t memories_lost = 0;
-    uint64_t dropped = 0;    // drops that were answered with OK
-    uint64_t disagreed = 0;  // waits that ended because the ranks do not agree
-    uint64_t drains = 0;     // that ended because all was done
+    uint64_t dropped = 0;      // drops that were answered with OK
+    uint64_t disagreed = 0;    // waits that ended because the ranks do not agree
+    uint64_t drains = 0;       // that ended because all was done
     uint64_t reencrypted = 0;  // copies that got another key
     uint64_t persisted = 0;
     uint64_t policies = 0;               // that were acknowledged

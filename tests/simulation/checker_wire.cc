@@ -47,7 +47,8 @@ void Checker::OnCipher(const Host& host, const StartCheck::Range& range) {
   if (cipher.to_key == kPlaintext) return;
   const EncryptionSalt& salt = cipher.salt;
   if (salt.count == 0) return Fail("host %zu encrypts without a salt", host.index);
-  const auto nonce = std::make_tuple(cipher.to_key, salt.instance[0], salt.instance[1], salt.count, cipher.chunk);
+  const auto nonce =
+      std::make_tuple(cipher.to_key, salt.instance[0], salt.instance[1], salt.count, cipher.chunk);
   const std::pair<uint32_t, uint64_t> plaintext{range.crc, range.length};
   if (nonces_.try_emplace(nonce, plaintext).first->second != plaintext)
     Fail("host %zu encrypts chunk %u of %s under a nonce that another plaintext had", host.index,
