@@ -79,7 +79,8 @@ TEST_F(KeysStory, DaemonsDieWhileTheyEncryptAgain) {
     AwaitOneView();
   }
   ASSERT_TRUE(Until([&] { return CopiesOf(kOld) == 0; })) << Trouble();
-  LoseAndRestore(1);
+  for (size_t host = 0; host < options_.nodes; ++host) SetKeys(host, {kNew});
+  for (size_t host = 0; host < options_.nodes; ++host) LoseAndRestore(host);
 }
 
 }  // namespace
