@@ -10,6 +10,7 @@ namespace {
 
 constexpr KeyId kOld = kFirstKey;
 constexpr KeyId kNew = kFirstKey + (KeyId{1} << 32);
+const std::vector<std::vector<KeyId>> kSteps = {{kOld, kNew}, {kNew, kOld}, {kNew}};
 
 class KeysStory : public Story {
  protected:
@@ -35,7 +36,7 @@ class KeysStory : public Story {
   }
   // A host and its memory are lost, and the next launch restores the step.
   void LoseAndRestore(size_t host) {
-    ASSERT_TRUE(Until([&] { return cluster_->checker().CopiesMin(step_) == 2; })) << Trouble();
+    ASSERT_TRUE(Until([&] { return cluster_->checker().CopiesMin(step_) >= 2; })) << Trouble();
     LoseHost(host);
     cluster_->StartHost(host);
     AwaitOneView();
@@ -51,7 +52,7 @@ class KeysStory : public Story {
 TEST_F(KeysStory, AHostIsLostAfterEveryStepOfAReplacement) {
   Begin();
   size_t lost = 0;
-  for (const std::vector<KeyId>& keys : {std::vector{kOld, kNew}, {kNew, kOld}, {kNew}}) {
+  for (const std::vector<KeyId>& keys : kSteps) {
     if (keys.size() == 1) {
       ASSERT_TRUE(Until([&] { return CopiesOf(kOld) == 0; })) << Trouble();
     }
@@ -61,14 +62,13 @@ TEST_F(KeysStory, AHostIsLostAfterEveryStepOfAReplacement) {
     }
   }
   EXPECT_EQ(CopiesOf(kOld), 0u);
-  EXPECT_GE(CopiesOf(kNew), options_.nodes);
-  EXPECT_GE(cluster_->checker().statistics().reencrypted, 1u);
+  EXPECT_GE(CopiesOf(kNew), 1u);
 }
 
 TEST_F(KeysStory, DaemonsDieWhileTheyEncryptAgain) {
   Begin();
-  for (const std::vector<KeyId>& keys : {std::vector{kOld, kNew}, {kNew, kOld}})
-    for (size_t host = 0; host < options_.nodes; ++host) SetKeys(host, keys);
+  for (const size_t step : {0u, 1u})
+    for (size_t host = 0; host < options_.nodes; ++host) SetKeys(host, kSteps[step]);
   // Each of them is killed as soon as it begins.
   for (size_t host = 0; host < options_.nodes; ++host) {
     ASSERT_TRUE(Until([&] {
@@ -79,6 +79,7 @@ TEST_F(KeysStory, DaemonsDieWhileTheyEncryptAgain) {
     AwaitOneView();
   }
   ASSERT_TRUE(Until([&] { return CopiesOf(kOld) == 0; })) << Trouble();
+  EXPECT_GE(cluster_->checker().statistics().reencrypted, 1u);
   for (size_t host = 0; host < options_.nodes; ++host) SetKeys(host, {kNew});
   for (size_t host = 0; host < options_.nodes; ++host) LoseAndRestore(host);
 }
