@@ -150,7 +150,7 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   losses_ += was_replicated && !state.replicated ? 1 : 0;
   const bool lacking = state.staying <= state.replicas && !state.copies.empty();
   const bool owned = std::any_of(state.copies.begin(), state.copies.end(),
-                                 [](const Copy& copy) { return copy.role == Role::kOwn; });
+                                 [](const Copy& copy) { return copy.role == Role::kOwn && copy.readable; });
   step->surplus.Set(rank, state.staying > uint64_t{state.replicas} + 1);
   step->lacking.Set(rank, lacking);
   step->orphans.Set(rank, lacking && !owned);
