@@ -105,7 +105,7 @@ TEST_F(Encrypted, ABadChunkOfAHolderIsFoundWithoutTheKeyAndRepaired) {
   int decrypted = 0;
   on_check_ = [&](TestNode& at, const StartCheck& check) {
     for (const StartCheck::Range& range : check.ranges)
-      decrypted += at.id == 2 && range.cipher && !range.cipher->encrypt ? 1 : 0;
+      decrypted += at.id == 2 && range.cipher && range.cipher->from_key != kPlaintext ? 1 : 0;
   };
   node(2).Flip(Id(1, 0), 3);
   RepairOne(2);
