@@ -117,9 +117,10 @@ class Keys : public ::testing::Test, protected Engines {
     at.store->Replace(before.meta.id, extents, crcs, encryption);
   }
   const SealedShard* At(NodeId id) { return node(id).store->Find(Id(1, 0)); }
-  ShardId Id(Step step, Rank rank) { return {1, step, rank}; }
+  ShardId Id(Step step, Rank rank) const { return {incarnation_, step, rank}; }
 
   const TestShard shard_{9, 'a'};
+  const Incarnation incarnation_ = node(1).engine->incarnation();
   Epoch epoch_ = 1;
 };
 
