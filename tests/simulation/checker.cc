@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Tracks sealed copies, commits and losses. checker_answers.cc checks the answers to ranks, checker_levels.cc
-// the promises of the levels, checker_wire.cc the transfers of a job that encrypts.
+// Tracks sealed copies, commits and losses. checker_latest.cc checks what incarnations restore,
+// checker_answers.cc the other answers to ranks, checker_levels.cc the promises of the levels, checker_wire.cc
+// the transfers of a job that encrypts.
 #include "tests/simulation/checker.h"
 
 #include <algorithm>
@@ -104,6 +105,7 @@ void Checker::OnSaveBeginInput(const Session& session, Step step) {
 void Checker::Observe(const Host& host) {
   if (!host.daemon_runs()) return;
   NoteTold(host);
+  NoteSeen(host);
   const std::pair<NodeId, uint64_t> seen{host.id, host.store->changes()};
   if (std::exchange(observed_[host.index], seen) == seen) return;
   std::map<ShardId, Role>& known = known_[host.index];
@@ -243,19 +245,6 @@ void Checker::OnDropped(const Host& host, const ShardId& id, Role role) {
   to_judge_.emplace_back(id, role);
 }
 
-bool Checker::Remembered(const Host& host, const RestoreRecord& restore) const {
-  return std::any_of(host.view.members.begin(), host.view.members.end(),
-                     [&](const Member& member) { return restore.told.contains(member.id); });
-}
-
-void Checker::NoteTold(const Host& host) {
-  if (restores_.empty()) return;
-  auto& [incarnation, restore] = *restores_.rbegin();
-  if (restore.answered && !restore.told.contains(host.id) && host.engine->incarnation() == incarnation &&
-      Remembered(host, restore))
-    restore.told.insert(host.id);
-}
-
 void Checker::JudgeDrops(const Host& host) {
   for (const auto& [id, role] : std::exchange(to_judge_, {})) JudgeDrop(host, id, role);
   if (std::exchange(promise_dirty_, false)) CheckPromise();
@@ -315,6 +304,7 @@ void Checker::JudgeDrop(const Host& host, const ShardId& id, Role role) {
 }
 
 void Checker::OnAdopted(const Host& host, bool table_damaged) {
+  places_[host.id] = PlaceOf(host);
   std::map<ShardId, Role>& known = known_[host.index];
   if (table_damaged)
     std::erase_if(known, [&](const auto& entry) {
@@ -505,19 +495,16 @@ bool Checker::ProducibleOnMembers(const StepId& step, const Host& asked) const {
   });
 }
 
-StepId Checker::NewestPersisted() const {
-  for (auto at = persisted_.rbegin(); at != persisted_.rend(); ++at)
-    if (storage_.Sound(*at) && storage_.Listed(*at) && !quarantined_.contains(*at)) return *at;
-  return {};
-}
-
 void Checker::OnStored(const StepId& id, const StoredStep& step) {
   if (!Committed(id)) return Fail("%s is on storage and was never committed", id.ToString().c_str());
   if (step.world_size != WorldOf(id) || step.ranks.size() != step.world_size)
     return Fail("%s is on storage with %zu ranks, saved by %u", id.ToString().c_str(), step.ranks.size(),
                 WorldOf(id));
-  if (!storage_.Sound(id)) return;
-  for (Rank rank = 0; rank < step.world_size; ++rank) {
+  if (storage_.Sound(id)) CheckStoredBytes(id);
+}
+
+void Checker::CheckStoredBytes(const StepId& id) {
+  for (Rank rank = 0; rank < WorldOf(id); ++rank) {
     const ShardId shard_id{id.incarnation, id.step, rank};
     const Shard* shard = Find(shard_id);
     const std::string* stream = storage_.Stream(shard_id);
@@ -528,15 +515,6 @@ void Checker::OnStored(const StepId& id, const StoredStep& step) {
                  ChunkLength(shard->stream_bytes, shard->chunk_bytes, chunk)) != shard->crcs[chunk])
         return Fail("chunk %u of %s is on storage with wrong bytes", chunk, shard_id.ToString().c_str());
   }
-}
-
-StepId Checker::FloorOf(const Host& host) const {
-  // More than the kept steps: if those are lost, an older one that is not dropped yet may be restored.
-  constexpr size_t kLookedAtMax = 8;
-  size_t looked_at = 0;
-  for (auto at = committed_.rbegin(); at != committed_.rend() && looked_at < kLookedAtMax; ++at, ++looked_at)
-    if (!quarantined_.contains(at->first) && ProducibleOnMembers(at->first, host)) return at->first;
-  return {};
 }
 
 size_t Checker::GoodCopies(const Shard& shard) const {
@@ -609,12 +587,6 @@ bool Checker::Shadowed(const StepId& step) const {
            std::any_of(shard.copies.begin(), shard.copies.end(),
                        [](const auto& copy) { return copy.second.fate == Fate::kPresent; });
   });
-}
-
-size_t Checker::Losses(const Shard& shard) const {
-  return static_cast<size_t>(std::count_if(shard.lost_at.begin(), shard.lost_at.end(), [&](TimeUs lost_at) {
-    return shard.full_at <= lost_at || scheduler_.now() < lost_at + kNewsUs;
-  }));
 }
 
 size_t Checker::CountedRight(const Shard& shard, size_t* hurt) const {

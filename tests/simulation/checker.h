@@ -8,12 +8,14 @@
 //   2  every shard of a committed step has right, counted copies on R + 1 hosts, minus those that were lost
 //      and not replaced, until a newer committed step has them. A committed step is dropped only after K
 //      newer committed steps, however often daemons restart
-//   3  `latest` is complete, of one incarnation and producible. It is not older than what the members hold,
-//      nor than a step reported COMMITTED, unless more than R hosts of some shard are lost or away. It is the
-//      same for all ranks of an incarnation
+//   3  `latest` is complete, of one opening and producible. It is not older than what the members hold, nor than a
+//      step reported COMMITTED, unless more than R hosts that held it have lost their memory before there were
+//      R + 1 copies again, the step is quarantined, or its hosts were away for as long as the job waits. "Nothing"
+//      is no answer while a node that is not lost knows of a commit. It is the same for all ranks of an incarnation
 //   4  an open view has the bytes that were saved; repaired chunks are right
 //   +  a step with a manifest on storage was committed, and its shards have the bytes that were saved. A step
-//      reported PERSISTED has a manifest, and `latest` is not older than it, whatever memory is lost
+//      reported PERSISTED has a manifest and all its bytes, and `latest` is not older than what storage has,
+//      whatever memory is lost and whatever single nodes see of it
 //   +  a step on storage is deleted only if ranks of the leader's incarnation or the flags say so, and never
 //      if ranks were told that it is kept
 //   5  a request is answered in time
@@ -146,6 +148,8 @@ class Checker {
   }
   // A manifest has become visible.
   void OnStored(const StepId& id, const StoredStep& step);
+  // What `latest` last answered instead of a step; empty: nothing. For messages.
+  const std::string& why_it_waits() const { return why_it_waits_; }
 
   // Without a lease a node must acknowledge and announce nothing. A leader announces which step to restore.
   void OnMessage(const Host& host, bool has_lease, const SendMessage& message);
@@ -231,10 +235,10 @@ class Checker {
     StepId floor;
     StepId stored_floor;
     bool answered = false;
-    StepId answer;                    // {0, 0}: none
-    bool completed = false;           // has committed a step of its own
-    std::set<StepId> chosen;          // by leaders, to restore
-    std::set<StepId> rightly_chosen;  // chosen while the promise covered no newer committed step
+    StepId answer;           // {0, 0}: none
+    bool completed = false;  // has committed a step of its own
+    std::set<StepId> chosen;  // by leaders, to restore
+    std::map<StepId, TimeUs> rightly_chosen;  // and when: no newer step was owed then
     // Daemons that know the answer: the members of its view, and those that later meet one of them in a view.
     std::set<NodeId> told;
   };
@@ -248,6 +252,11 @@ class Checker {
   // more (docs/recovery.md).
   bool Remembered(const Host& host, const RestoreRecord& restore) const;
   void NoteTold(const Host& host);
+  void NoteSeen(const Host& host);
+  // The memory has been outside every other host's view for so long.
+  bool AwayFor(const Place& place, TimeUs time) const;
+  // Some shard of the step is not in the view, and every host that has it was away for as long as the job waits.
+  bool WaitedFor(const StepId& step, const View& view) const;
 
   Place PlaceOf(const Host& host) const { return {host.index, host.memory_generation}; }
   void OnSealed(const Host& host, const SealedShard& sealed);
@@ -257,15 +266,19 @@ class Checker {
   bool ChunkRight(const Host& host, const std::vector<Extent>& extents, const Encryption& encryption,
                   const Shard& shard, size_t chunk) const;
   bool CopyRight(const Host& host, const Copy& copy, const Shard& shard, std::string* why) const;
-  // Copies that were lost after there were R + 1, or within the last kNewsUs.
+  // It was lost after there were R + 1 copies, or within the last kNewsUs.
+  bool Unhealed(const Shard& shard, TimeUs lost_at) const;
   size_t Losses(const Shard& shard) const;
   // The number of right, counted copies. `hurt`: the number of counted copies with bad chunks.
   size_t CountedRight(const Shard& shard, size_t* hurt) const;
   // Checks promise 2 for the newest committed steps.
   void CheckPromise();
-  // Whether each shard of the step has at most R copies that are lost or on hosts outside this view.
-  bool WithinThePromise(const StepId& step, const View& view) const;
-  StepId NewestWithinThePromise(const View& view) const;  // {0, 0}: none
+  bool NobodyHeard(const View& view, TimeUs told_at) const;
+  // An incarnation that asks under this view must be offered the step or a newer one.
+  bool Owed(const StepId& step, const View& view) const;
+  StepId NewestOwed(const View& view, TimeUs told_before) const;      // {0, 0}: none
+  StepId KnownSomewhere(const View& view, TimeUs told_before) const;  // likewise
+  StepId NewestStored() const;                                        // likewise
   void OnChosen(const Host& host, Incarnation incarnation, const StepId& pin);
   void CheckReplicated(const Host& host, const ShardId& id, const char* said);
   void CheckCommitted(const Host& host, const StepId& step);
@@ -290,9 +303,12 @@ class Checker {
   bool ProducibleOnMembers(const StepId& step, const Host& host) const;
   StepId FloorOf(const Host& host) const;
   bool RetiredByNewer(const StepId& step) const;
-  StepId NewestPersisted() const;  // that was reported PERSISTED and is still intact; {0, 0}: none
+  void CheckStoredBytes(const StepId& id);
+  void CheckPersisted(const Host& host, const StepId& step);
+  void CheckOffered(const StepId& step, uint32_t world_size);
   void OnStepDropped(const Host& host, const Session& session, Step step);
-  void OnLatestAnswer(const Host& host, const Session& session, const StepId& step, uint32_t world_size);
+  void OnLatestAnswer(const Host& host, const Session& session, const Pending& request, const StepId& step,
+                      uint32_t world_size);
   void OnViewAnswer(const Host& host, const Session& session, const Pending& request, const AnswerView& view);
   void OnGrant(const Host& host, const Session& session, const Pending& request, const AnswerGrant& grant);
   void OnPolicyAnswer(const Host& host, const Session& session, const PolicyInput& policy,
@@ -334,6 +350,10 @@ class Checker {
   std::map<std::pair<SessionId, ViewId>, ViewHeld> views_;
   std::set<uint64_t> plaintext_;  // fingerprints of chunks
   std::map<std::tuple<KeyId, uint64_t, uint64_t, uint64_t, uint32_t>, std::pair<uint32_t, uint64_t>> nonces_;
+  std::map<NodeId, Place> places_;
+  std::map<Place, TimeUs> last_seen_;                    // in the view of any host
+  std::map<size_t, std::pair<NodeId, View>> viewed_;     // by host: its last view
+  std::string why_it_waits_;
   std::map<size_t, std::map<ShardId, Role>> known_;  // by host: what its store held when last looked at
   std::map<size_t, std::pair<NodeId, uint64_t>> observed_;  // by host: that store's daemon and changes() then
 };

@@ -55,81 +55,6 @@ void Checker::OnStepDropped(const Host& host, const Session& session, Step step)
   if (!Committed(id)) never_committed_.insert(id);
 }
 
-void Checker::OnLatestInput(const Host& host, const Session& session) {
-  if (session.incarnation == 0) return;
-  RestoreRecord& restore = restores_[session.incarnation];
-  if (restore.asked_at != 0) return;
-  restore.asked_at = scheduler_.now();
-  restore.asked_in = host.view.epoch;
-  restore.floor = FloorOf(host);
-  restore.stored_floor = NewestPersisted();
-}
-
-void Checker::OnLatestAnswer(const Host& host, const Session& session, const StepId& step,
-                             uint32_t world_size) {
-  ++statistics_.latest_answers;
-  if (step != StepId()) {
-    ++statistics_.latest_found;
-    if (WorldOf(step) != world_size)
-      return Fail("latest %s has a world of %u, not %u", step.ToString().c_str(), WorldOf(step), world_size);
-    std::set<uint64_t> launches;
-    for (Rank rank = 0; rank < world_size; ++rank)
-      if (const Shard* shard = Find({step.incarnation, step.step, rank})) launches.insert(shard->launch);
-    if (launches.size() > 1) return Fail("latest %s mixes incarnations", step.ToString().c_str());
-    if (Disagrees(step)) return Fail("latest %s: its ranks gave different values", step.ToString().c_str());
-    const TimeUs now = scheduler_.now();
-    const bool there =
-        Covered(step, [&](const Place& place, const Shard& shard, const Copy& copy, uint32_t chunk) {
-          if (copy.fate != Fate::kPresent) return copy.since + kNewsUs >= now;
-          // A flip that has not been read since is not known.
-          return shard.flips.contains({place, chunk}) ||
-                 ChunkRight(*hosts_[place.host], copy.extents, copy.encryption, shard, chunk);
-        });
-    if (!Producible(step)) ++statistics_.restored_from_storage;
-    if (!there && !storage_.Has(step)) return Fail("latest %s cannot be produced", step.ToString().c_str());
-  }
-  if (session.incarnation == 0) return;  // of an operator
-  RestoreRecord& restore = restores_[session.incarnation];
-  if (restore.answered && !restore.completed && step != restore.answer) {
-    return Fail("latest is %s for rank %u, and was %s for another of incarnation %" PRIu64,
-                step.ToString().c_str(), session.rank, restore.answer.ToString().c_str(),
-                session.incarnation);
-  }
-  if (!restore.answered && restore.asked_in == host.view.epoch && step < restore.floor &&
-      ProducibleOnMembers(restore.floor, host))
-    return Fail("latest is %s, but the members hold all of %s", step.ToString().c_str(),
-                restore.floor.ToString().c_str());
-  if (!restore.answered && step < restore.stored_floor && storage_.Sound(restore.stored_floor))
-    return Fail("latest is %s, but %s was said to be PERSISTED", step.ToString().c_str(),
-                restore.stored_floor.ToString().c_str());
-  if (!restore.answered) {
-    const StepId newer = NewestWithinThePromise(host.view);
-    if (step < newer && !restore.rightly_chosen.contains(step))
-      return Fail(
-          "latest is %s, but %s was committed, and of each of its shards at most %u copies are lost or away",
-          step.ToString().c_str(), newer.ToString().c_str(), options_.replicas);
-    restore.answered = true;
-    restore.answer = step;
-    for (const Member& member : host.view.members) restore.told.insert(member.id);
-  }
-}
-
-StepId Checker::NewestWithinThePromise(const View& view) const {
-  for (auto at = committed_.rbegin(); at != committed_.rend(); ++at)
-    if (!Retired(at->first) && !quarantined_.contains(at->first) && WithinThePromise(at->first, view))
-      return at->first;
-  return {};
-}
-
-// The leader may have answered although no rank has received the answer. So the choice is judged by what was
-// lost or away when it was first announced. Nodes that return later cannot change it.
-void Checker::OnChosen(const Host& host, Incarnation incarnation, const StepId& pin) {
-  const auto restore = restores_.find(incarnation);
-  if (restore == restores_.end() || restore->second.answered || !restore->second.chosen.insert(pin).second)
-    return;
-  if (!(pin < NewestWithinThePromise(host.view))) restore->second.rightly_chosen.insert(pin);
-}
-
 void Checker::OnViewAnswer(const Host& host, const Session& session, const Pending& request,
                            const AnswerView& view) {
   ++statistics_.views;
@@ -201,7 +126,7 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
     return;
   }
   if (const auto* latest = std::get_if<AnswerLatest>(&answer.body))
-    return OnLatestAnswer(host, session, latest->step, latest->world_size);
+    return OnLatestAnswer(host, session, request, latest->step, latest->world_size);
   const auto* status = std::get_if<AnswerStatus>(&answer.body);
   if (status == nullptr) return;
   const Code code = status->status.code();
@@ -211,7 +136,13 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
                 status->status.ToString().c_str());
   if (code == Code::kStale) ++statistics_.refused_as_stale;
   if (request.kind == RequestKind::kSetPolicy) OnPolicyAnswer(host, session, request.policy, status->status);
-  if (request.kind == RequestKind::kLatest && code == Code::kNotFound) OnLatestAnswer(host, session, {}, 0);
+  if (request.kind == RequestKind::kLatest && code == Code::kNotFound)
+    OnLatestAnswer(host, session, request, {}, 0);
+  if (request.kind == RequestKind::kLatest && code != Code::kOk && code != Code::kNotFound) {
+    if (status->status.message().empty())
+      Fail("host %zu does not say why `latest` waits: %s", host.index, CodeName(code));
+    why_it_waits_ = status->status.ToString();
+  }
   if (request.kind == RequestKind::kSaveAbort && code == Code::kOk) ReleaseGrant(session, request.save);
   if (request.kind == RequestKind::kWait && code == Code::kAborted &&
       status->status.message().find("do not agree") != std::string::npos) {
@@ -235,9 +166,7 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
   if (request.kind == RequestKind::kWait) {
     if (Find(id) == nullptr)
       return Fail("host %zu ended a wait for %s, which is not sealed", host.index, id.ToString().c_str());
-    if (request.level == Level::kPersisted && !storage_.Has(StepOf(id)) && !storage_.Pruned(StepOf(id)))
-      return Fail("host %zu ended a wait for PERSISTED of %s, which is not on storage", host.index,
-                  id.ToString().c_str());
+    if (request.level == Level::kPersisted) CheckPersisted(host, StepOf(id));
     if (request.level >= Level::kReplicated && request.level < Level::kPersisted)
       CheckReplicated(host, id, "REPLICATED");
     if (request.level >= Level::kCommitted && !Committed(StepOf(id)))

@@ -56,21 +56,6 @@ bool Checker::FullyReplicated(const StepId& step) const {
   return world != 0;
 }
 
-bool Checker::WithinThePromise(const StepId& step, const View& view) const {
-  const uint32_t world = WorldOf(step);
-  for (Rank rank = 0; rank < world; ++rank) {
-    const Shard* shard = Find({step.incarnation, step.step, rank});
-    if (shard == nullptr) return false;
-    size_t hurt = 0;
-    CountedRight(*shard, &hurt);
-    size_t away = Losses(*shard) + hurt;
-    for (const auto& [place, copy] : shard->copies)
-      if (copy.counted() && !view.Contains(hosts_[place.host]->id)) ++away;
-    if (away > options_.replicas) return false;
-  }
-  return true;
-}
-
 void Checker::CheckReplicated(const Host& host, const ShardId& id, const char* said) {
   const Shard* shard = Find(id);
   if (shard == nullptr)
@@ -130,9 +115,7 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   const StepId step = StepOf(event.shard);
   if (event.level == Level::kPersisted) {
     statistics_.persisted += persisted_.insert(step).second ? 1 : 0;
-    if (!storage_.Has(step) && !storage_.Pruned(step))
-      Fail("host %zu said PERSISTED of %s, which is not on storage", host.index, step.ToString().c_str());
-    return;
+    return CheckPersisted(host, step);
   }
   if (event.level != Level::kCommitted || event.shard.rank != LevelEvent::kNoRank) return;
   heard_[step].insert(host.id);
@@ -152,6 +135,15 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   committed_[step] = scheduler_.now();
   promise_dirty_ = true;
   restores_[step.incarnation].completed = true;
+}
+
+// Every shard's bytes are in the store itself, whatever single nodes see there.
+void Checker::CheckPersisted(const Host& host, const StepId& step) {
+  if (storage_.Pruned(step)) return;
+  if (!storage_.Has(step))
+    return Fail("host %zu said PERSISTED of %s, which is not on storage", host.index,
+                step.ToString().c_str());
+  if (storage_.Sound(step)) CheckStoredBytes(step);
 }
 
 bool Checker::MustEnd(const OpenWait& wait) const {

@@ -83,6 +83,7 @@ Cluster::~Cluster() {
 size_t Cluster::AddHost() {
   auto host = std::make_unique<Host>();
   host->index = hosts_.size();
+  host->heard_since = now();
   host->member.name = Numbered("node", host->index);
   host->member.ordinal = static_cast<uint32_t>(host->index);
   if (options_.domains > 1) host->member.domain = Numbered("rack=", host->index % options_.domains);
@@ -125,6 +126,7 @@ void Cluster::LoseMemory(Host* host) {
   checker_.OnMemoryLost(*host);
   std::memset(host->memory.get(), 0, host->memory_bytes);
   ++host->memory_generation;
+  host->heard_since = now();
   host->table_damaged = false;
 }
 

@@ -121,6 +121,8 @@ void Cluster::DeliverMessage(size_t to, NodeId from, NodeId instance, Epoch epoc
     return;
   if (target.paused)
     return WhenAwake(&target, [=, this] { DeliverMessage(to, from, instance, epoch, envelope); });
+  if (const Host* sender = FindInstance(from))
+    target.heard_since = std::min(target.heard_since, sender->heard_since);
   const bool stale = taker != instance || epoch < target.engine->view().epoch;
   const uint64_t refused = stale ? target.engine->Report().counters.messages_stale : 0;
   Give(&target, "message", [&](Engine& engine, TimeUs local) { engine.OnMessage(local, from, *envelope); });

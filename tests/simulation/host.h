@@ -103,6 +103,7 @@ struct Host {
   Member member;                   // of the running or the last daemon
   bool up = false;                 // the machine is on
   uint64_t memory_generation = 0;  // grows each time the memory is lost
+  TimeUs heard_since = 0;          // since when the memory exists, or the oldest from which word has come here
   bool table_damaged = false;      // bits of the arena's tables have flipped
   std::unique_ptr<std::byte[], Release> memory;
   uint64_t memory_bytes = 0;

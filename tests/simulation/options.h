@@ -159,6 +159,8 @@ struct Options {
       0;  // EngineConfig's; the stories that set it tell the checker which steps are passed over
   uint32_t clock_drift_ppm = 0;  // each host's clock runs too fast or too slow by up to this much
   TimeUs fault_phase_us = 10 * kSecond;
+  // --wait-for-missing: a known commit is passed over after its nodes were away for so long.
+  TimeUs wait_for_missing_us = 300 * kSecond;
   TimeUs heal_limit_us = 120 * kSecond;  // by then a healed cluster must have made progress
   bool encrypts = false;
   TimeUs keys_every_us = 0;  // mean time between the steps of a key's replacement, on one host each; 0: none

@@ -45,6 +45,13 @@ size_t SimStorage::steps() const {
       steps_.begin(), steps_.end(), [](const auto& step) { return step.second.manifest.has_value(); }));
 }
 
+StepId SimStorage::NewestSound() const {
+  const TimeUs settled = options_.listing_lag_us + kListingAgeUs;
+  for (auto step = steps_.rbegin(); step != steps_.rend(); ++step)
+    if (Sound(step->first) && step->second.stored_at + settled <= scheduler_.now()) return step->first;
+  return {};
+}
+
 void SimStorage::Damage(const StepId& id, Rank rank) {
   Step& step = steps_.at(id);
   step.files.at(RankFile(rank)).bytes[0] ^= 0x10;

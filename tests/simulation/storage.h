@@ -105,6 +105,8 @@ class SimStorage {
     if (options_.listing_lag_us == 0) return Has(id);
     return Has(id) && At(id)->stored_at + options_.listing_lag_us + kListingAgeUs <= scheduler_.now();
   }
+  // The newest sound step that every listing has had the time to show; {0, 0}: none.
+  StepId NewestSound() const;
   bool Pruned(const StepId& id) const { return pruned_.contains(id); }
   bool Sound(const StepId& id) const { return Has(id) && !At(id)->rotten; }
   // The step's manifest, or null. Stream(): the bytes of a rank's shard, or null.
