@@ -230,6 +230,7 @@ class Checker {
     std::vector<Variant> superseded;  // what the rank saved before on other hosts
   };
   struct RestoreRecord {
+    uint64_t launch = 0;  // of the first that asked
     TimeUs asked_at = 0;  // time of the incarnation's first `latest`
     Epoch asked_in = 0;
     StepId floor;

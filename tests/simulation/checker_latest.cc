@@ -154,7 +154,10 @@ StepId Checker::NewestStored() const {
 void Checker::OnLatestInput(const Host& host, const Session& session) {
   if (session.incarnation == 0) return;
   RestoreRecord& restore = restores_[session.incarnation];
+  // Another opening under the same token restores for itself.
+  if (options_.same_token_again() && session.launch > restore.launch) restore = {};
   if (restore.asked_at != 0) return;
+  restore.launch = session.launch;
   restore.asked_at = scheduler_.now();
   restore.asked_in = host.view.epoch;
   restore.floor = FloorOf(host);
@@ -190,6 +193,7 @@ void Checker::OnLatestAnswer(const Host& host, const Session& session, const Pen
   }
   if (session.incarnation == 0) return;  // of an operator
   RestoreRecord& restore = restores_[session.incarnation];
+  if (session.launch < restore.launch) return;
   if (restore.answered && !restore.completed && step != restore.answer)
     return Fail("latest is %s for rank %u, and was %s for another of incarnation %" PRIu64,
                 step.ToString().c_str(), session.rank, restore.answer.ToString().c_str(),

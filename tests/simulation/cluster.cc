@@ -36,7 +36,7 @@ Cluster::Cluster(const Options& options)
   SimMembership::Config config;
   config.settings.replicas = options.replicas;
   config.settings.keep_steps = options.keep_steps;
-  config.settings.nodes = options.nodes;
+  config.settings.nodes = options.nodes_announced == 0 ? options.nodes : options.nodes_announced;
   config.settings.wait_for_missing_us = options.wait_for_missing_us;
   if (options.storage.used) {
     config.settings.storage = "simulated";
@@ -68,7 +68,7 @@ Cluster::Cluster(const Options& options)
             OnCheck(host, instance, members);
           }});
   StartCoordinator();
-  for (uint32_t i = 0; i < options.nodes; ++i) AddHost();
+  for (uint32_t i = 0; i < options.nodes + options.spares; ++i) AddHost();
 }
 
 Cluster::~Cluster() {
@@ -103,9 +103,35 @@ size_t Cluster::AddHost() {
   return hosts_.size() - 1;
 }
 
+size_t Cluster::ReplaceHost(size_t index, bool same_name, bool keep_memory) {
+  Host& old = *hosts_[index];
+  const Member member = old.member;
+  StopHost(index, keep_memory);
+  old.gone = true;
+  const size_t fresh = AddHost();
+  if (same_name) {
+    hosts_[fresh]->member.name = member.name;
+    hosts_[fresh]->member.ordinal = member.ordinal;
+  }
+  Trace("host %zu is gone, its memory %s; host %zu takes its place as %s", index,
+        keep_memory ? "kept" : "lost", fresh, hosts_[fresh]->member.name.c_str());
+  return fresh;
+}
+
+std::optional<size_t> Cluster::LeaderHost() const {
+  for (const auto& host : hosts_)
+    if (host->daemon_runs() && host->engine->is_leader()) return host->index;
+  return std::nullopt;
+}
+
+size_t Cluster::hosts_in_job() const {
+  return static_cast<size_t>(
+      std::count_if(hosts_.begin(), hosts_.end(), [](const auto& host) { return !host->gone; }));
+}
+
 void Cluster::StartHost(size_t index) {
   Host& host = *hosts_[index];
-  if (host.up) return;
+  if (host.up || host.gone) return;
   host.up = true;
   Trace("host %zu starts", index);
   StartDaemon(index);
@@ -431,6 +457,12 @@ void Cluster::Heal() {
   if (membership_->coordinators() == kSimulatedCoordinators) membership_->StopCoordinator();
   if (membership_->coordinators() == 0) StartCoordinator();
   for (const auto& host : hosts_) {
+    if (host->gone && host->returns) {
+      host->gone = false;
+    } else if (host->gone) {
+      LoseMemory(host.get());  // if it was kept, nobody brings it back
+      continue;
+    }
     ResumeDaemon(host->index);
     if (host->drains_since != 0) CrashDaemon(host->index);
     StartHost(host->index);
@@ -440,8 +472,10 @@ void Cluster::Heal() {
 
 bool Cluster::AllInOneView() const {
   Epoch epoch = 0;
+  const size_t in_job = hosts_in_job();
   for (const auto& host : hosts_) {
-    if (!host->daemon_runs() || host->view.members.size() != hosts_.size()) return false;
+    if (host->gone) continue;
+    if (!host->daemon_runs() || host->view.members.size() != in_job) return false;
     if (epoch == 0) epoch = host->view.epoch;
     if (host->view.epoch != epoch || host->engine->view().epoch != epoch) return false;
   }

@@ -11,6 +11,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,11 @@ class Cluster : private NetworkEnds {
   const Host& host(size_t index) const { return *hosts_[index]; }
   // Adds a machine with the next ordinal. It is off.
   size_t AddHost();
+  // The machine stops for good. An empty one takes its place, and is off. `same_name`: it has the name of the old one.
+  size_t ReplaceHost(size_t index, bool same_name, bool keep_memory);
+  void Returns(size_t index) { hosts_[index]->returns = true; }
+  std::optional<size_t> LeaderHost() const;
+  size_t hosts_in_job() const;  // those that are not gone
   // Switches the machine on. Its memory is as it was.
   void StartHost(size_t index);
   // Kills every process on it. `keep_memory`: a reboot of containers, not of the machine.
@@ -107,7 +113,7 @@ class Cluster : private NetworkEnds {
   // No more faults from now on: links heal, losses end, everything that is down comes back.
   void Heal();
   bool healed() const { return healed_; }
-  // Every host is up, and every engine has the same view with all hosts.
+  // Every host that is not gone is up, and every engine has the same view with all hosts.
   bool AllInOneView() const;
 
   // ---- the trace: the last lines. It is kept only on request; a run is the same with and without it

@@ -102,6 +102,8 @@ struct Host {
   size_t index = 0;
   Member member;                   // of the running or the last daemon
   bool up = false;                 // the machine is on
+  bool gone = false;               // another machine has taken its place
+  bool returns = false;            // the machine that is gone comes back when all is healed
   uint64_t memory_generation = 0;  // grows each time the memory is lost
   TimeUs heard_since = 0;          // since when the memory exists, or the oldest from which word has come here
   bool table_damaged = false;      // bits of the arena's tables have flipped

@@ -60,6 +60,13 @@ void Network::CutPath(size_t a, size_t b, TimeUs until) {
   link.path_cut_until = std::max(link.path_cut_until, until);
 }
 
+void Network::CutMessages(size_t a, size_t b, TimeUs until) {
+  for (const auto& ends : {LinkKey(a, b), LinkKey(b, a)}) {
+    Link& link = links_[ends];
+    link.messages_cut_until = std::max(link.messages_cut_until, until);
+  }
+}
+
 void Network::Cut(size_t from, size_t to, TimeUs until) {
   Link& link = links_[{from, to}];
   link.cut_until = std::max(link.cut_until, until);
@@ -71,6 +78,8 @@ void Network::Reset(size_t a, size_t b) {
 }
 
 void Network::PostMessage(size_t from, size_t to, std::function<void()> deliver) {
+  const Link* link = Find(from, to);
+  if (link != nullptr && link->messages_cut_until > scheduler_.now()) return;
   if (IsCut(from, to) || random_.Chance(options_.loss_ppm)) return;
   PostOnce(from, to, 0, deliver);
   if (random_.Chance(options_.replay_ppm))

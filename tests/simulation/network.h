@@ -104,6 +104,7 @@ class Network {
   void Clog(size_t from, size_t to, TimeUs until);
   void Cut(size_t from, size_t to, TimeUs until);  // messages and transfers are lost
   void CutPath(size_t a, size_t b, TimeUs until);  // transfers fail between them, both ways; messages arrive
+  void CutMessages(size_t a, size_t b, TimeUs until);  // messages are lost, both ways; transfers work
   void Reset(size_t a, size_t b);                  // drops the messages in flight between them
   bool IsCut(size_t from, size_t to) const;
   bool PathIsCut(size_t a, size_t b) const;  // for transfers
@@ -138,6 +139,7 @@ class Network {
     TimeUs clogged_until = 0;
     TimeUs cut_until = 0;
     TimeUs path_cut_until = 0;
+    TimeUs messages_cut_until = 0;
     uint64_t resets = 0;
   };
   using LinkKey = std::pair<size_t, size_t>;

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
+#include <cstdlib>
+#include <utility>
 
 #include "core/shard/extent.h"
 #include "tests/simulation/random.h"
@@ -18,8 +20,30 @@ constexpr uint64_t kAgreeSalt = 0x6167726565000001;   // "agree"
 constexpr uint64_t kDropSalt = 0x64726f7001;          // "drop"
 constexpr uint64_t kEncryptSalt = 0xe9c;
 constexpr uint64_t kTroubleSalt = 0x74726f75626c6501;  // "trouble"
+constexpr uint64_t kTroublesSalt = 0x74726f75626c6502;
 constexpr size_t kFirstDrawn = static_cast<size_t>(Fault::kPartition);
 constexpr uint32_t kBigNodes = 200;  // and fewer, smaller steps
+
+// By Trouble, with the default.
+struct TroubleKind {
+  const char* name;
+  uint32_t percent;
+};
+constexpr TroubleKind kTroubleKinds[] = {
+    {"spares", 15},
+    {"few-nodes", 10},
+    {"elastic", 10},
+    {"replaced", 10},
+    {"away", 15},
+    {"pair", 10},
+    {"storage-unmounted", 10},
+    {"storage-stuck", 10},
+    {"storage-refused", 10},
+    {"storage-misread", 10},
+    {"token-again", 10},
+    {"reopened", 10},
+};
+static_assert(sizeof(kTroubleKinds) / sizeof(kTroubleKinds[0]) == kTroubles);
 
 // Most seeds are small: errors between many nodes also occur between few, and a small run costs a hundredth.
 uint32_t DrawNodes(Random* random) {
@@ -163,6 +187,93 @@ void DrawJob(Random* random, JobOptions* job) {
   job->content.object_bytes_max = random->Between(1, 8192);
 }
 
+// Nothing but the troubles that are drawn.
+void LeaveAlone(Options* options) {
+  FaultOptions& faults = options->faults;
+  faults = FaultOptions();
+  options->clock_drift_ppm = 0;
+  options->timer_late_max_us = 0;
+  options->job.zombie_ppm = options->job.reshard_ppm = options->job.shuffle_ppm = options->job.drop_ppm = 0;
+  options->job.abort_ppm = options->job.long_ppm = options->job.stray_ppm = options->job.disagree_ppm = 0;
+  NetworkOptions& network = options->network;
+  network.loss_ppm = network.replay_ppm = network.misdeliver_ppm = network.slow_ppm = 0;
+  network.transfer_fail_ppm = network.link_lost_ppm = network.wire_flip_ppm = 0;
+  options->storage.fail_ppm = options->storage.lost_ack_ppm = 0;
+  options->storage.listing_lag_us = 0;
+  options->storage.atomic = true;
+}
+
+// The hosts, the launcher and the ranks.
+void DrawWorldTrouble(Trouble trouble, Random* random, Options* options) {
+  const uint32_t nodes = options->nodes;
+  switch (trouble) {
+    case Trouble::kSpares:
+      options->spares = static_cast<uint32_t>(random->Between(1, std::min(3u, nodes)));
+      break;
+    case Trouble::kFewNodes:
+      options->nodes_announced = static_cast<uint32_t>(random->Between(1, nodes - 1));
+      break;
+    case Trouble::kElastic:
+      options->nodes_min = static_cast<uint32_t>(random->Between(std::max(1u, nodes / 2), nodes - 1));
+      options->nodes_announced = options->nodes_min;
+      break;
+    case Trouble::kTokenAgain:
+      options->job.incarnation_tokens = true;
+      options->job.zombie_ppm = 0;  // a rank that was left over cannot be told from the others
+      options->job.token_again_ppm = 50 * kPercent;
+      break;
+    case Trouble::kReopened:
+      options->job.reopens = true;
+      options->job.incarnation_tokens = true;
+      options->job.zombie_ppm = 0;
+      break;
+    default:
+      break;
+  }
+}
+
+void DrawTroubles(uint64_t seed, const TroubleOdds& odds, Options* options) {
+  if (odds.alone) LeaveAlone(options);
+  FaultOptions& faults = options->faults;
+  const auto strikes = [&](Fault fault, Random* random) {
+    if (faults.every_us == 0) faults.every_us = random->Between(200 * kMs, 1500 * kMs);
+    faults.weight[static_cast<size_t>(fault)] = static_cast<uint32_t>(random->Between(3, 12));
+    faults.long_us = std::max(faults.long_us, random->Between(kSecond, 20 * kSecond));
+  };
+  constexpr std::pair<Trouble, Fault> kStrikes[] = {
+      {Trouble::kReplaced, Fault::kReplaced},
+      {Trouble::kAway, Fault::kAway},
+      {Trouble::kPair, Fault::kPair},
+      {Trouble::kStorageUnmounted, Fault::kStorageUnmounted},
+      {Trouble::kStorageStuck, Fault::kStorageStuck},
+      {Trouble::kStorageRefused, Fault::kStorageRefused},
+      {Trouble::kStorageMisread, Fault::kStorageMisread},
+      {Trouble::kReopened, Fault::kReopened},
+  };
+  for (size_t at = 0; at < kTroubles; ++at) {
+    Random random(Mix(seed, kTroublesSalt, at));
+    if (options->nodes > kSmallNodes || !random.Chance(odds.percent[at] * kPercent)) continue;
+    const Trouble trouble = static_cast<Trouble>(at);
+    const bool of_storage = trouble >= Trouble::kStorageUnmounted && trouble <= Trouble::kStorageMisread;
+    if (of_storage && odds.percent[at] == 100) options->storage.used = true;
+    if (of_storage && !options->storage.used) continue;
+    DrawWorldTrouble(trouble, &random, options);
+    for (const auto& [of, fault] : kStrikes)
+      if (of == trouble) strikes(fault, &random);
+    // In an odd world hosts must go, or nothing is asked of it. Where only storage has a step, all of them.
+    if (odds.alone && trouble < Trouble::kReplaced) strikes(Fault::kAway, &random);
+    if (odds.alone && of_storage) strikes(Fault::kEverythingLost, &random);
+    if (odds.alone && trouble == Trouble::kTokenAgain) strikes(Fault::kRestart, &random);
+    const bool stays = random.Chance(50 * kPercent);
+    // Each node must reach R others.
+    if (trouble == Trouble::kPair && options->nodes >= std::max(3u, options->replicas + 2))
+      options->pair_stays = stays;
+    if (trouble == Trouble::kStorageStuck) options->stuck_stays = stays;
+    if (trouble == Trouble::kReplaced || trouble == Trouble::kAway)
+      options->wait_for_missing_us = random.Between(5, 60) * kSecond;
+  }
+}
+
 // The chunks that a node needs by promise 8: the kept steps, those being persisted and those in flight.
 uint64_t ChunksNeeded(const Options& options) {
   const ContentShape& content = options.job.content;
@@ -185,12 +296,34 @@ const char* FaultName(Fault fault) {
                                     "coordinator",  "flip",        "restart",         "person",
                                     "partition",    "leader lost", "pause",           "two coordinators",
                                     "storage away", "storage rot", "everything lost", "storage hangs",
-                                    "drain"};
+                                    "drain",        "replaced",    "away",            "pair",
+                                    "storage unmounted",           "storage stuck",   "storage refused",
+                                    "storage misread",             "reopened"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kFaultKinds);
   return kNames[static_cast<size_t>(fault)];
 }
 
-Options DrawOptions(uint64_t seed, uint32_t nodes) {
+const char* TroubleName(Trouble trouble) { return kTroubleKinds[static_cast<size_t>(trouble)].name; }
+
+TroubleOdds::TroubleOdds() {
+  for (size_t at = 0; at < kTroubles; ++at) percent[at] = kTroubleKinds[at].percent;
+}
+
+bool TroubleOdds::Set(const std::string& text) {
+  const size_t equals = text.find('=');
+  if (equals == std::string::npos) return false;
+  char* end = nullptr;
+  const uint64_t value = std::strtoull(text.c_str() + equals + 1, &end, 10);
+  if (*end != '\0' || equals + 1 == text.size() || value > 100) return false;
+  for (size_t at = 0; at < kTroubles; ++at) {
+    if (text.compare(0, equals, kTroubleKinds[at].name) != 0) continue;
+    percent[at] = static_cast<uint32_t>(value);
+    return true;
+  }
+  return false;
+}
+
+Options DrawOptions(uint64_t seed, uint32_t nodes, const TroubleOdds& odds) {
   Random random(Mix(seed, 0x0b7105));
   Options options;
   options.seed = seed;
@@ -231,13 +364,14 @@ Options DrawOptions(uint64_t seed, uint32_t nodes) {
   if (drop.Chance(30 * kPercent))
     options.job.drop_ppm = 50 * kPercent / (options.nodes * options.job.ranks_per_node);
   DrawMoreTrouble(seed, &options);
+  DrawTroubles(seed, odds, &options);
   // The same. An encrypted copy needs its chunks twice while it is decrypted.
   Random encrypt(Mix(seed, kEncryptSalt));
   options.encrypts = encrypt.Chance(25 * kPercent);
   if (options.encrypts && encrypt.Chance(50 * kPercent))
     options.keys_every_us = encrypt.Between(20 * kMs, 400 * kMs);
   const uint64_t needed = ChunksNeeded(options) + (options.encrypts ? 16 : 0);
-  options.starved = !big && random.Chance(6 * kPercent);
+  options.starved = !big && random.Chance(6 * kPercent) && !odds.alone;
   options.chunks = options.starved ? std::max<uint64_t>(8, needed / random.Between(2, 5))
                                    : needed * random.Between(15, 30) / 10 + 16;
   return options;
@@ -263,6 +397,12 @@ std::string Describe(const Options& options) {
   if (options.job.drop_ppm != 0) line += " drops " + std::to_string(options.job.drop_ppm) + " ppm";
   if (options.storage.used) line += " persist every " + std::to_string(options.storage.persist_every);
   if (options.storage.policy) line += " policy by ranks";
+  if (options.spares != 0) line += " spares " + std::to_string(options.spares);
+  if (options.nodes_announced != 0) line += " announced " + std::to_string(options.nodes_announced);
+  if (options.nodes_min != 0) line += " starts with " + std::to_string(options.nodes_min);
+  if (options.job.token_again_ppm != 0) line += " tokens again";
+  if (options.pair_stays) line += " pair stays";
+  if (options.stuck_stays) line += " stuck stays";
   for (size_t kind = 0; kind < kFaultKinds; ++kind) {
     if (options.faults.every_us == 0 || options.faults.weight[kind] == 0) continue;
     line += ", ";

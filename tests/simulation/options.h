@@ -68,10 +68,47 @@ enum class Fault : uint8_t {
   kEverythingLost,   // all hosts at once, and their memory
   kStorageHangs,     // a host's work on storage makes no progress for a while
   kDrain,            // a host is drained, and leaves
+  // Those of a Trouble of the same name:
+  kReplaced,
+  kAway,
+  kPair,
+  kStorageUnmounted,
+  kStorageStuck,
+  kStorageRefused,
+  kStorageMisread,
+  kReopened,
   kCount,
 };
 inline constexpr size_t kFaultKinds = static_cast<size_t>(Fault::kCount);
 const char* FaultName(Fault fault);
+
+// Trouble that a campaign can switch off, force, or run alone, by its name.
+enum class Trouble : uint8_t {
+  kSpares = 0,        // more hosts than --nodes: they join, and no rank runs there until another host is down
+  kFewNodes,          // --nodes is below the number of hosts with ranks
+  kElastic,           // ranks start on the hosts that are up, if these are enough
+  kReplaced,          // a host is gone for good, and an empty one joins under the same or another name
+  kAway,              // hosts are down with their memory for long, more than R of them
+  kPair,              // two hosts cannot reach each other for long, in control, data or both. Both reach the coordinator
+  kStorageUnmounted,  // a host has an empty directory in the place of storage
+  kStorageStuck,      // storage hangs for one host for long
+  kStorageRefused,    // storage refuses everything by permission, for one host or for all
+  kStorageMisread,    // the memory of one host spoils what it reads from storage
+  kTokenAgain,        // the launcher gives the next opening the token of the last
+  kReopened,          // all ranks open again in their own processes, each when it is ready
+  kCount,
+};
+inline constexpr size_t kTroubles = static_cast<size_t>(Trouble::kCount);
+const char* TroubleName(Trouble trouble);
+
+// Of seeds, in percent.
+struct TroubleOdds {
+  std::array<uint32_t, kTroubles> percent;
+  bool alone = false;  // no other fault, and a network without faults
+  TroubleOdds();       // the defaults
+  // "NAME=PERCENT". False: there is no such name, or more than 100 %.
+  bool Set(const std::string& text);
+};
 
 enum class Flips : uint8_t {
   kRepairable = 0,  // only where another good copy of that chunk exists
@@ -91,6 +128,7 @@ struct FaultOptions {
   TimeUs partition_max_us = 0;
   TimeUs pause_max_us = 0;
   TimeUs two_coordinators_max_us = 0;
+  TimeUs long_us = 0;  // the longest of those that last long: hosts away, pairs apart, storage of one host in trouble
   // Of inputs: the daemon dies after it, with only some of its outputs executed.
   uint32_t crash_in_input_ppm = 0;
   Flips flips = Flips::kRepairable;
@@ -103,7 +141,9 @@ struct JobOptions {
   bool incarnation_tokens = true;  // the launcher gives each incarnation a token
   uint32_t zombie_ppm =
       0;  // of the ranks of a stopped incarnation: they continue to save (needs incarnation_tokens)
-  uint32_t reshard_ppm = 0;  // of restarts: another world size
+  uint32_t token_again_ppm = 0;  // of restarts: the same token as before
+  bool reopens = false;          // ranks may open again in their own processes
+  uint32_t reshard_ppm = 0;      // of restarts: another world size
   uint32_t shuffle_ppm = 0;  // of restarts: ranks change nodes
   uint32_t lag = 1;          // steps that a rank may be ahead of the slowest; 1 is a collective every step
   TimeUs compute_min_us = 5 * kMs;  // between two saves of a rank
@@ -145,7 +185,12 @@ struct StorageOptions {
 
 struct Options {
   uint64_t seed = 0;
-  uint32_t nodes = 4;
+  uint32_t nodes = 4;            // hosts that ranks are started on
+  uint32_t spares = 0;           // further hosts
+  uint32_t nodes_announced = 0;  // --nodes; 0: `nodes`
+  uint32_t nodes_min = 0;        // ranks start when so many hosts are up; 0: `nodes`
+  bool pair_stays = false;       // the leader and a member cannot reach each other while progress is demanded
+  bool stuck_stays = false;      // nor does the leader's storage make any
   uint32_t domains = 1;
   uint32_t replicas = 1;
   uint32_t keep_steps = 2;
@@ -160,7 +205,6 @@ struct Options {
   uint32_t clock_drift_ppm = 0;  // each host's clock runs too fast or too slow by up to this much
   TimeUs fault_phase_us = 10 * kSecond;
   // --wait-for-missing: a known commit is passed over after its nodes were away for so long.
-  TimeUs wait_for_missing_us = 300 * kSecond;
   TimeUs heal_limit_us = 120 * kSecond;  // by then a healed cluster must have made progress
   bool encrypts = false;
   TimeUs keys_every_us = 0;  // mean time between the steps of a key's replacement, on one host each; 0: none
@@ -171,10 +215,12 @@ struct Options {
   FaultOptions faults;
   JobOptions job;
   StorageOptions storage;
+  // Several openings may be under one token, and so in one incarnation.
+  bool same_token_again() const { return job.token_again_ppm != 0 || job.reopens; }
 };
 
 // `nodes` 0: drawn from the seed, too.
-Options DrawOptions(uint64_t seed, uint32_t nodes = 0);
+Options DrawOptions(uint64_t seed, uint32_t nodes = 0, const TroubleOdds& odds = {});
 // One line, for the output.
 std::string Describe(const Options& options);
 

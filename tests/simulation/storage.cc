@@ -11,6 +11,9 @@ namespace {
 
 constexpr TimeUs kPausedUs = 5 * kMs;  // time between two checks whether a stopped daemon continues
 
+// As storage/posix and storage/s3 answer what the permissions forbid.
+constexpr Code kRefusedCode = Code::kInvalidArgument;
+
 const Status kAway = Error(Code::kUnavailable, "storage is away");
 
 uint32_t CrcOf(const std::string& bytes) { return Crc32c(bytes.data(), bytes.size()); }
@@ -73,6 +76,9 @@ void SimStorage::Heal() {
   healed_ = true;
   away_until_ = 0;
   while (!hung_.empty()) GoOn(*hung_.begin());
+  unmounted_.clear();
+  refused_.clear();
+  spoilt_.clear();
 }
 
 bool SimStorage::Rot() {
@@ -121,6 +127,27 @@ void SimStorage::HangUntil(size_t host, TimeUs until) {
   if (!MayTrouble(until)) return;
   Hang(host);
   scheduler_.At(until, [this, host] { GoOn(host); });
+}
+
+void SimStorage::StickUntil(size_t host, TimeUs until) {
+  Hang(host);
+  scheduler_.At(until, [this, host] { GoOn(host); });
+}
+
+void SimStorage::SpoilUntil(size_t host, TimeUs until) {
+  Spoil(host);
+  scheduler_.At(until, [this, host] { spoilt_.erase(host); });
+}
+
+bool SimStorage::Unmounted(size_t host) const {
+  const auto at = unmounted_.find(host);
+  return at != unmounted_.end() && scheduler_.now() < at->second.until;
+}
+
+bool SimStorage::Refused(const Job& job) const {
+  const auto at = refused_.find(job.host);
+  if (at == refused_.end() || at->second.until <= scheduler_.now()) return false;
+  return !at->second.lists || std::get_if<ListStored>(&job.start.work) == nullptr;
 }
 
 void SimStorage::GoOn(size_t host) {
@@ -177,6 +204,7 @@ void SimStorage::Advance(const JobPtr& job) {
   if (std::get_if<ReleaseStorage>(&job->start.work) != nullptr && hold_.instance == job->instance)
     hold_.renews = false;  // also if the rest fails
   if (away()) return End(job, kAway);
+  if (Refused(*job)) return End(job, Error(kRefusedCode, "permission denied (errno 13)"));
   if (const auto* load = std::get_if<LoadChunks>(&job->start.work);
       load != nullptr && unloadable_.contains(StepOf(load->shard)))
     return End(job, Error(Code::kIo, "the disk has failed"));
@@ -242,7 +270,7 @@ bool SimStorage::LoadChunk(const JobPtr& job, const LoadChunks& load, Host* host
   if (host == nullptr) return true;
   const Step* step = At(StepOf(load.shard));
   const std::string* stream = Stream(load.shard);
-  if (step == nullptr || !step->manifest || stream == nullptr) {
+  if (Unmounted(job->host) || step == nullptr || !step->manifest || stream == nullptr) {
     *status = Error(Code::kNotFound, "%s is not there", load.shard.ToString().c_str());
     return false;
   }
@@ -268,6 +296,20 @@ bool SimStorage::LoadChunk(const JobPtr& job, const LoadChunks& load, Host* host
 }
 
 Status SimStorage::Effect(const JobPtr& job) {
+  if (!Unmounted(job->host)) return EffectOn(job);
+  Directory& directory = unmounted_.at(job->host);
+  const auto exchange = [&] {
+    std::swap(steps_, directory.steps);
+    std::swap(hold_, directory.hold);
+    elsewhere_ = !elsewhere_;
+  };
+  exchange();
+  const Status status = EffectOn(job);
+  exchange();
+  return status;
+}
+
+Status SimStorage::EffectOn(const JobPtr& job) {
   const StorageWork& work = job->start.work;
   if (std::get_if<ListStored>(&work) != nullptr) {
     StoredList list;
@@ -307,7 +349,8 @@ Status SimStorage::Effect(const JobPtr& job) {
     if (!held.ok()) return held;
     const auto step = steps_.find(mark->step);
     if (step == steps_.end()) return OkStatus();
-    if (!step->second.rotten) on_violation(mark->step.ToString() + " is marked as damaged, and is good");
+    if (!step->second.rotten && !elsewhere_)
+      on_violation(mark->step.ToString() + " is marked as damaged, and is good");
     step->second.marked = true;
   } else if (const auto* note = std::get_if<NoteStored>(&work)) {
     const Status held = CheckHold(*job);
@@ -316,6 +359,8 @@ Status SimStorage::Effect(const JobPtr& job) {
     if (step != steps_.end()) step->second.restored = note->note;
   } else if (const auto* load = std::get_if<LoadChunks>(&work)) {
     if (spoilt_.contains(job->host)) return Error(Code::kCorrupt, "other bytes than the manifest says");
+    if (Unmounted(job->host))
+      return Error(Code::kNotFound, "%s is not there", load->shard.ToString().c_str());
     LoadedChunks loaded;
     loaded.meta = steps_.at(StepOf(load->shard)).metas.at(load->shard.rank);
     const std::string& stream = *Stream(load->shard);
@@ -429,9 +474,10 @@ StoredList SimStorage::Prune(const Job& job, const PruneStored& prune) {
       gone.steps.push_back(step->first);
   }
   if (!healed_ && random_.Chance(options_.fail_ppm)) gone.steps.resize(random_.Below(gone.steps.size() + 1));
-  if (find_host(job.host, job.instance) != nullptr) on_pruned(job.host, newest_first, gone.steps);
+  if (find_host(job.host, job.instance) != nullptr && !elsewhere_)
+    on_pruned(job.host, newest_first, gone.steps);
   for (const StepId& id : gone.steps) steps_.erase(id);
-  pruned_.insert(gone.steps.begin(), gone.steps.end());
+  if (!elsewhere_) pruned_.insert(gone.steps.begin(), gone.steps.end());
   return gone;
 }
 
@@ -452,7 +498,7 @@ Status SimStorage::WriteTheManifest(const StoredStep& stored) {
   step.stored_at = scheduler_.now();
   step.rotten =
       step.rotten || Pruned(stored.id);  // a late request of a dead leader, and the files are already deleted
-  on_stored(stored.id, stored);
+  if (!elsewhere_) on_stored(stored.id, stored);
   return OkStatus();
 }
 

@@ -61,6 +61,14 @@ class SimStorage {
   // Work of this host makes no progress until then. Its daemon is told after a while.
   void HangUntil(size_t host, TimeUs until);
   bool away() const { return scheduler_.now() < away_until_; }
+  // The host has an empty directory in the place of storage until then. What it writes there, storage never gets.
+  void Unmount(size_t host, TimeUs until) { unmounted_[host].until = until; }
+  // As HangUntil(), however soon after the last trouble and however long.
+  void StickUntil(size_t host, TimeUs until);
+  // Everything is refused by permission, or everything but listings. SpoilUntil(): the host's memory corrupts what it
+  // loads.
+  void RefuseUntil(size_t host, TimeUs until, bool lists) { refused_[host] = {until, lists}; }
+  void SpoilUntil(size_t host, TimeUs until);
   // Damages or removes a file of a step. False: no step has a file.
   bool Rot();
   // No more failures.
@@ -163,6 +171,17 @@ class SimStorage {
     StorageDone done;
   };
   using JobPtr = std::shared_ptr<Job>;
+  bool Refused(const Job& job) const;
+  struct Refusal {
+    TimeUs until = 0;
+    bool lists = false;
+  };
+  // What a host without the mount sees instead.
+  struct Directory {
+    TimeUs until = 0;
+    std::map<StepId, Step> steps;
+    Hold hold;
+  };
 
   const Step* At(const StepId& id) const {
     const auto at = steps_.find(id);
@@ -182,8 +201,10 @@ class SimStorage {
   bool ReadChunk(const JobPtr& job, const NameFiles& shard, Host* host, Status* status);
   bool LoadChunk(const JobPtr& job, const LoadChunks& load, Host* host, Status* status);
   void LandLate(const Job& job, const LoadChunks& load);
-  // The whole effect of a request that was sent.
+  // The whole effect of a request that was sent. EffectOn(): on what the host sees.
   Status Effect(const JobPtr& job);
+  Status EffectOn(const JobPtr& job);
+  bool Unmounted(size_t host) const;
   Status Write(const WriteShard& write, const std::string& stream, StoredRank* stored);
   Status Put(const StepId& id, const std::string& path, Rank rank, std::string bytes);
   Status WriteTheManifest(const StoredStep& step);
@@ -217,6 +238,9 @@ class SimStorage {
   uint64_t listings_ = 0;
   uint64_t loads_ = 0;
   std::set<size_t> spoilt_;
+  std::map<size_t, Directory> unmounted_;
+  std::map<size_t, Refusal> refused_;
+  bool elsewhere_ = false;  // steps_ and hold_ are a Directory's for the moment
 };
 
 }  // namespace ropeteam::simulation
