@@ -123,6 +123,19 @@ void Faults::Strike(Fault fault) {
       return LoseEverything();
     case Fault::kDrain:
       return cluster_.Drain(host, random.Between(100 * kMs, 7 * kSecond));
+    case Fault::kReplaced:
+      return Replace(host);
+    case Fault::kAway:
+      return TakeAway();
+    case Fault::kPair:
+      return PartPair();
+    case Fault::kStorageUnmounted:
+    case Fault::kStorageStuck:
+    case Fault::kStorageRefused:
+    case Fault::kStorageMisread:
+      return TroubleStorage(fault, host);
+    case Fault::kReopened:
+      return launcher_.Reopen();
     case Fault::kPause: {
       cluster_.PauseDaemon(host);
       return cluster_.scheduler().After(random.Between(1 * kMs, options_.pause_max_us),
@@ -130,6 +143,62 @@ void Faults::Strike(Fault fault) {
     }
     default:
       return TroubleLink(fault);
+  }
+}
+
+// Sometimes the old machine is intact, and comes back at the end under its own name.
+void Faults::Replace(size_t host) {
+  constexpr size_t kReplacedMax = 3;
+  if (cluster_.host(host).gone || cluster_.host_count() >= cluster_.options().nodes + kReplacedMax) return;
+  Random& random = cluster_.random();
+  const bool same_name = random.Chance(kMillion / 2);
+  const bool keep_memory = random.Chance(kMillion / 3);
+  const size_t fresh = cluster_.ReplaceHost(host, same_name, keep_memory);
+  if (keep_memory && !same_name && random.Chance(kMillion / 2)) cluster_.Returns(host);
+  cluster_.scheduler().After(random.Between(options_.host_back_min_us, options_.host_back_max_us),
+                             [this, fresh] { cluster_.StartHost(fresh); });
+}
+
+void Faults::TakeAway() {
+  Random& random = cluster_.random();
+  const uint64_t most = std::max<uint64_t>(1, cluster_.options().nodes / 2);
+  for (uint64_t hosts = random.Between(1, most); hosts > 0; --hosts) {
+    const size_t host = random.Below(cluster_.host_count());
+    cluster_.StopHost(host, true);
+    cluster_.scheduler().After(random.Between(kSecond, std::max(options_.long_us, kSecond)),
+                               [this, host] { cluster_.StartHost(host); });
+  }
+}
+
+// Often one of them leads.
+void Faults::PartPair() {
+  Random& random = cluster_.random();
+  size_t a = random.Below(cluster_.host_count());
+  const size_t b = random.Below(cluster_.host_count());
+  if (random.Chance(kMillion / 2)) a = cluster_.LeaderHost().value_or(a);
+  if (a == b) return;
+  const TimeUs until = cluster_.now() + random.Between(kSecond, std::max(options_.long_us, kSecond));
+  const uint64_t what = random.Between(1, 3);
+  cluster_.Trace("hosts %zu and %zu are apart, %s", a, b,
+                 what == 1 ? "messages" : (what == 2 ? "transfers" : "messages and transfers"));
+  if (what & 1) cluster_.network().CutMessages(a, b, until);
+  if (what & 2) cluster_.network().CutPath(a, b, until);
+}
+
+void Faults::TroubleStorage(Fault fault, size_t host) {
+  Random& random = cluster_.random();
+  SimStorage& storage = cluster_.storage();
+  const TimeUs until = cluster_.now() + random.Between(kMs, std::max(options_.long_us, kSecond));
+  // The leader's own trouble is the worst.
+  if (random.Chance(kMillion / 3)) host = cluster_.LeaderHost().value_or(host);
+  const bool all = fault == Fault::kStorageRefused && random.Chance(kMillion / 2);
+  const bool lists = random.Chance(kMillion / 2);
+  for (size_t at = all ? 0 : host; at < (all ? cluster_.host_count() : host + 1); ++at) {
+    cluster_.Trace("%s, host %zu", FaultName(fault), at);
+    if (fault == Fault::kStorageUnmounted) storage.Unmount(at, until);
+    if (fault == Fault::kStorageStuck) storage.StickUntil(at, until);
+    if (fault == Fault::kStorageRefused) storage.RefuseUntil(at, until, lists);
+    if (fault == Fault::kStorageMisread) storage.SpoilUntil(at, until);
   }
 }
 
@@ -227,7 +296,8 @@ void Faults::CutBetween(const std::vector<std::pair<size_t, uint64_t>>& group, T
 void Faults::StopHost(size_t host, bool keep_memory) {
   Random& random = cluster_.random();
   size_t down = 0;
-  for (size_t i = 0; i < cluster_.host_count(); ++i) down += cluster_.host(i).up ? 0 : 1;
+  for (size_t i = 0; i < cluster_.host_count(); ++i)
+    down += cluster_.host(i).up || cluster_.host(i).gone ? 0 : 1;
   if (down >= options_.hosts_down_max) return;
   cluster_.StopHost(host, keep_memory);
   cluster_.scheduler().After(random.Between(options_.host_back_min_us, options_.host_back_max_us),

@@ -35,6 +35,10 @@ class Faults {
   void Partition();
   // `group`: each place with its group. Places of different groups cannot reach each other.
   void CutBetween(const std::vector<std::pair<size_t, uint64_t>>& group, TimeUs until);
+  void Replace(size_t host);
+  void TakeAway();
+  void PartPair();
+  void TroubleStorage(Fault fault, size_t host);
   void LoseEverything();
   void LoseLeader();
   void StopCoordinator();

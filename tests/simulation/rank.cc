@@ -17,6 +17,7 @@ constexpr TimeUs kSilentWaitUs = 100 * kSecond;
 // be available again, and only another incarnation gets another one.
 constexpr uint32_t kHelloAttemptsMax = 20;
 constexpr uint32_t kLatestAttemptsMax = 3;
+constexpr TimeUs kRendezvousUs = kSecond;  // an elastic launcher waits so long for more hosts
 
 // Whether another attempt may succeed.
 bool Passing(const Status& status) {
@@ -418,47 +419,81 @@ void Launcher::KillOne(size_t index) {
   Restart("a rank was killed");
 }
 
+void Launcher::Reopen() {
+  if (!running_ || stopped_) return;
+  Random& random = cluster_.random();
+  cluster_.Trace("the ranks open again in their own processes");
+  ++launch_;
+  waiting_.clear();
+  const std::vector<SimRank*> before = ranks_;
+  MakeRanks(hosts_);
+  for (size_t i = 0; i < ranks_.size(); ++i)
+    cluster_.scheduler().After(random.Between(1, 50 * kMs),
+                               [this, was = before[i], rank = ranks_[i], launch = launch_] {
+                                 was->Kill();
+                                 if (running_ && launch == launch_ && !stopped_) rank->Start();
+                               });
+}
+
+// An elastic launcher takes the hosts that are up, if these are enough, or waits for the others.
 void Launcher::Poll() {
   if (stopped_) return;
   if (!held_ && trouble_at_ != 0 && cluster_.now() >= start_at_) {
-    size_t up = 0;
-    for (size_t i = 0; i < cluster_.host_count(); ++i) up += cluster_.host(i).up ? 1 : 0;
-    if (up >= cluster_.options().nodes) Launch();
+    const Options& options = cluster_.options();
+    std::vector<size_t> hosts;
+    for (size_t i = 0; i < cluster_.host_count() && hosts.size() < options.nodes; ++i)
+      if (cluster_.host(i).up) hosts.push_back(i);
+    const bool elastic = options.nodes_min != 0 && cluster_.now() >= start_at_ + kRendezvousUs;
+    if (hosts.size() >= (elastic ? options.nodes_min : options.nodes)) Launch(hosts);
   }
   cluster_.scheduler().After(20 * kMs, [this] { Poll(); });
 }
 
-void Launcher::Launch() {
+void Launcher::Launch(const std::vector<size_t>& hosts) {
   Random& random = cluster_.random();
   ++launch_;
+  if (launch_ == 1 || !random.Chance(job_.token_again_ppm)) token_ = launch_;
   trouble_at_ = 0;
   running_ = true;
   last_step_.reset();
-  const size_t nodes = cluster_.options().nodes;
+  const size_t nodes = hosts.size();
   const uint32_t full = static_cast<uint32_t>(nodes) * job_.ranks_per_node;
-  if (random.Chance(job_.reshard_ppm))
+  if (nodes != cluster_.options().nodes) {
+    world_size_ = full;
+  } else if (random.Chance(job_.reshard_ppm)) {
     world_size_ = static_cast<uint32_t>(random.Between(std::max<uint32_t>(1, full / 2), full + full / 2));
-  const size_t shift = random.Chance(job_.shuffle_ppm) ? random.Below(nodes) : 0;
-  cluster_.Trace("launch %" PRIu64 " of %u ranks", launch_, world_size_);
-  ranks_.clear();
-  for (Rank rank = 0; rank < world_size_; ++rank) {
-    Client::Identity identity;
-    // In blocks, as launchers assign ranks.
-    identity.host = (static_cast<size_t>(rank) * nodes / world_size_ + shift) % nodes;
-    identity.launch = launch_;
-    identity.rank = rank;
-    identity.world_size = world_size_;
-    if (job_.incarnation_tokens) {
-      identity.incarnation_token = "run-";
-      identity.incarnation_token += std::to_string(launch_);
-    }
-    all_.push_back(std::make_unique<SimRank>(&cluster_, this, identity));
-    ranks_.push_back(all_.back().get());
+  } else if (cluster_.options().nodes_min != 0) {
+    world_size_ = full;
   }
+  const size_t shift = random.Chance(job_.shuffle_ppm) ? random.Below(nodes) : 0;
+  cluster_.Trace("launch %" PRIu64 " of %u ranks, token %" PRIu64, launch_, world_size_, token_);
+  std::vector<size_t> of_ranks;
+  // In blocks, as launchers assign ranks.
+  for (Rank rank = 0; rank < world_size_; ++rank)
+    of_ranks.push_back(hosts[(static_cast<size_t>(rank) * nodes / world_size_ + shift) % nodes]);
+  MakeRanks(of_ranks);
   for (SimRank* rank : ranks_)
     cluster_.scheduler().After(random.Between(1, 20 * kMs), [this, rank, launch = launch_] {
       if (running_ && launch == launch_ && !stopped_) rank->Start();
     });
+}
+
+void Launcher::MakeRanks(const std::vector<size_t>& hosts) {
+  hosts_ = hosts;
+  ranks_.clear();
+  for (Rank rank = 0; rank < hosts.size(); ++rank) {
+    Client::Identity identity;
+    identity.host = hosts[rank];
+    identity.launch = launch_;
+    identity.rank = rank;
+    identity.world_size = static_cast<uint32_t>(hosts.size());
+    if (job_.incarnation_tokens) {
+      identity.incarnation_token = "run-";
+      identity.incarnation_token += std::to_string(token_);
+    }
+    all_.push_back(std::make_unique<SimRank>(&cluster_, this, identity));
+    ranks_.push_back(all_.back().get());
+  }
 }
 
 }  // namespace ropeteam::simulation

@@ -81,6 +81,8 @@ class Launcher {
   void Start();
   // Stops all ranks, and starts them again after some time. Some of them may become zombies.
   void Restart(const char* why);
+  // Every rank closes and opens again in its own process, when it is ready: some while others still save.
+  void Reopen();
   void KillZombies();
   // While held, no ranks run.
   void Hold(bool hold);
@@ -110,13 +112,16 @@ class Launcher {
 
  private:
   void Poll();
-  void Launch();
+  void Launch(const std::vector<size_t>& hosts);
+  void MakeRanks(const std::vector<size_t>& hosts);
   bool MayGoOn(Step done) const;
   void Wake();
 
   Cluster& cluster_;
   const JobOptions& job_;
   uint64_t launch_ = 0;
+  uint64_t token_ = 0;         // the launch that its token is named after
+  std::vector<size_t> hosts_;  // of the ranks, in order
   bool running_ = false;
   bool stopped_ = false;
   bool held_ = false;

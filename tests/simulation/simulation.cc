@@ -38,7 +38,6 @@ class Simulation {
         cluster_(options),
         launcher_(&cluster_),
         faults_(&cluster_, &launcher_),
-        person_(&cluster_, Client::Identity{}),
         silence_(Mix(options.seed, kSilenceSalt)) {
     Listen(nullptr);
     cluster_.on_host = [this](size_t host, bool up) { launcher_.OnHost(host, up); };
@@ -209,7 +208,7 @@ class Simulation {
     }
     for (const StepId& step : kept)
       if (checker().Flipped(step)) Verify(&step.step);
-    const size_t wanted = std::min<size_t>(options_.replicas + 1, cluster_.host_count());
+    const size_t wanted = std::min<size_t>(options_.replicas + 1, cluster_.hosts_in_job());
     // A step that was saved before the ranks stopped may be committed only now, and retire an older one.
     const auto lacks = [&](const StepId& step) {
       return !checker().Retired(step) && checker().CopiesMin(step) < wanted;
@@ -227,14 +226,40 @@ class Simulation {
   // Ranks must start, restore, and commit more steps than retention keeps.
   void Progress() {
     if (checker().failed()) return;
+    BeginStaying();
     // A step that was saved before may be committed now. That is not progress.
     const StepId before = checker().newest_saved();
     const size_t wanted = options_.keep_steps + 1;
-    const bool done =
-        cluster_.RunUntil([&] { return checker().CommittedAfter(before) >= wanted; }, options_.heal_limit_us);
+    // A job that waits for nodes that are gone says so, and goes on after its time.
+    const TimeUs limit = options_.heal_limit_us + (options_.wait_for_missing_us <= options_.heal_limit_us
+                                                       ? options_.wait_for_missing_us
+                                                       : 0);
+    const bool done = cluster_.RunUntil([&] { return checker().CommittedAfter(before) >= wanted; }, limit);
     if (!done)
-      checker().Fail("the cluster has healed, and in %" PRIu64 " s only %zu new steps were committed",
-                     options_.heal_limit_us / kSecond, checker().CommittedAfter(before));
+      checker().Fail("the cluster has healed, and in %" PRIu64 " s only %zu new steps were committed%s%s",
+                     limit / kSecond, checker().CommittedAfter(before),
+                     checker().why_it_waits().empty() ? "" : "; `latest` last said: ",
+                     checker().why_it_waits().c_str());
+    EndStaying();
+  }
+
+  // One link or one host's storage fails for good, and progress is demanded nevertheless.
+  void BeginStaying() {
+    const std::optional<size_t> leader = cluster_.LeaderHost();
+    if (!leader || (!options_.pair_stays && !options_.stuck_stays)) return;
+    if (options_.stuck_stays) cluster_.storage().Hang(*leader);
+    if (!options_.pair_stays) return;
+    const size_t other = (*leader + 1) % cluster_.host_count();
+    if (cluster_.host(other).gone) return;
+    cluster_.Trace("hosts %zu and %zu are apart for good", *leader, other);
+    cluster_.network().CutMessages(*leader, other, kForever);
+    if (options_.seed % 2 == 0) cluster_.network().CutPath(*leader, other, kForever);
+  }
+
+  void EndStaying() {
+    cluster_.network().HealLinks();
+    if (!options_.stuck_stays) return;
+    for (size_t host = 0; host < cluster_.host_count(); ++host) cluster_.storage().GoOn(host);
   }
 
   // Afterwards only storage has steps. The checker sees that `latest` is as new as what was persisted.
@@ -276,11 +301,12 @@ class Simulation {
 
   void Report() {
     bool done = false;
-    person_.Report(kAdminUs, [&](const Status& status, const ClusterReport& report) {
+    Person().Report(kAdminUs, [&](const Status& status, const ClusterReport& report) {
       done = true;
       if (!status.ok()) return checker().Fail("no report: %s", status.ToString().c_str());
-      if (report.nodes.size() != cluster_.host_count())
-        return checker().Fail("the report has %zu nodes of %zu", report.nodes.size(), cluster_.host_count());
+      if (report.nodes.size() != cluster_.hosts_in_job())
+        return checker().Fail("the report has %zu nodes of %zu", report.nodes.size(),
+                              cluster_.hosts_in_job());
       const auto newest = checker().newest_committed();
       if (options_.starved || !newest.has_value()) return;
       const StepId latest{report.latest.incarnation, report.latest.step};
@@ -291,6 +317,15 @@ class Simulation {
     cluster_.RunUntil([&] { return done; }, kAdminUs + kSecond);
   }
 
+  // On a host that is not gone.
+  Client& Person() {
+    Client::Identity identity;
+    while (cluster_.host(identity.host).gone) ++identity.host;
+    if (person_ == nullptr || person_->identity().host != identity.host)
+      person_ = std::make_unique<Client>(&cluster_, identity);
+    return *person_;
+  }
+
   bool IsKept(Step step) {
     const std::vector<StepId> kept = checker().KeptSteps();
     return std::any_of(kept.begin(), kept.end(), [&](const StepId& id) { return id.step == step; });
@@ -298,14 +333,14 @@ class Simulation {
 
   void Verify(const Step* step) {
     bool done = false;
-    person_.Verify(step, kAdminUs, [&](const Status& status, const VerifyReport& report) {
+    Person().Verify(step, kAdminUs, [&](const Status& status, const VerifyReport& report) {
       done = true;
       // It has been retired in the meantime.
       if (status.code() == Code::kNotFound && step != nullptr && !IsKept(*step)) return;
       if (!status.ok()) return checker().Fail("no verify: %s", status.ToString().c_str());
-      if (report.nodes_asked.size() != cluster_.host_count())
+      if (report.nodes_asked.size() != cluster_.hosts_in_job())
         return checker().Fail("verify asked %zu nodes of %zu", report.nodes_asked.size(),
-                              cluster_.host_count());
+                              cluster_.hosts_in_job());
       for (const VerifiedCopy& copy : report.copies)
         if (!copy.bad.empty() && !checker().Flipped({copy.id.incarnation, copy.id.step}))
           return checker().Fail("verify found bad chunks in %s, of which no bit was flipped",
@@ -318,7 +353,7 @@ class Simulation {
   Cluster cluster_;
   Launcher launcher_;
   Faults faults_;
-  Client person_;
+  std::unique_ptr<Client> person_;
   Random silence_;        // a generator of its own
   uint64_t crashes_ = 0;  // to come in the silence
   uint64_t down_ = 0;     // daemons, by these

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "tests/simulation/simulation.h"
 
@@ -34,11 +35,12 @@ struct Arguments {
   bool twice = false;    // every seed twice: both runs must be the same
   bool keep_going = false;
   size_t tail = kTraceTail;
+  ropeteam::simulation::TroubleOdds odds;
 };
 
 // For the signal handler: a failed ROPETEAM_CHECK aborts inside the run.
 uint64_t running_seed = 0;
-uint32_t running_nodes = 0;
+std::vector<std::string> running_flags;  // --nodes and those of the trouble
 const char* program = nullptr;
 bool tracing = false;
 
@@ -47,7 +49,7 @@ int Usage() {
       stderr,
       "usage: ropeteam-simulation [--seed N | --seeds COUNT [--from N]] [--nodes N] [--verbose] "
       "[--tail LINES]\n"
-      "                           [--twice] [--keep-going]\n"
+      "                           [--twice] [--keep-going] [--trouble NAME=PERCENT | --only NAME]...\n"
       "  --seed N       run this seed\n"
       "  --seeds COUNT  run COUNT seeds, from 1 or --from N\n"
       "  --nodes N      with so many nodes, whatever the seed says\n"
@@ -55,7 +57,14 @@ int Usage() {
       "  --tail LINES   print so many of the last lines of the trace when a seed fails\n"
       "  --twice        run every seed twice and compare\n"
       "  --keep-going   do not stop at the first seed that fails, nor when one ends the process; says how\n"
-      "                 far it is now and then\n");
+      "                 far it is now and then\n"
+      "  --trouble NAME=PERCENT  of seeds that have this kind of trouble; 0: none, 100: all\n"
+      "  --only NAME    all seeds have this kind of trouble and those of other --only, and no other fault\n"
+      "kinds of trouble, with their percentages:\n");
+  const ropeteam::simulation::TroubleOdds odds;
+  for (size_t kind = 0; kind < ropeteam::simulation::kTroubles; ++kind)
+    std::fprintf(stderr, "  %s=%u\n", TroubleName(static_cast<ropeteam::simulation::Trouble>(kind)),
+                 odds.percent[kind]);
   return 2;
 }
 
@@ -75,6 +84,20 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
       continue;
     }
     if (i + 1 == argc) return false;
+    if (flag == "--nodes" || flag == "--trouble" || flag == "--only") {
+      running_flags.push_back(flag);
+      running_flags.push_back(argv[i + 1]);
+    }
+    if (flag == "--trouble") {
+      if (!arguments->odds.Set(argv[++i])) return false;
+      continue;
+    }
+    if (flag == "--only") {
+      if (!arguments->odds.alone) arguments->odds.percent.fill(0);
+      arguments->odds.alone = true;
+      if (!arguments->odds.Set(std::string(argv[++i]) + "=100")) return false;
+      continue;
+    }
     char* end = nullptr;
     const uint64_t value = std::strtoull(argv[++i], &end, 10);
     if (*end != '\0' || end == argv[i]) return false;
@@ -96,14 +119,11 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
   return true;
 }
 
-std::string Reproduce(uint64_t seed, uint32_t nodes) {
+std::string Reproduce(uint64_t seed) {
   std::string line = program;
   line += " --seed ";
   line += std::to_string(seed);
-  if (nodes != 0) {
-    line += " --nodes ";
-    line += std::to_string(nodes);
-  }
+  for (const std::string& flag : running_flags) line += " " + flag;
   return line;
 }
 
@@ -117,22 +137,19 @@ void OnAbort(int) {
     if (const auto* trace = ropeteam::simulation::TraceOfRunning()) PrintTrace(*trace);
     std::fprintf(stderr, "seed %llu failed: a check failed (above)\nreproduce: %s --verbose\n",
                  static_cast<unsigned long long>(running_seed),
-                 Reproduce(running_seed, running_nodes).c_str());
+                 Reproduce(running_seed).c_str());
     _exit(1);
   }
   sigset_t none;
   sigemptyset(&none);
   sigprocmask(SIG_SETMASK, &none, nullptr);
   char seed[24];
-  char nodes[24];
   std::snprintf(seed, sizeof(seed), "%llu", static_cast<unsigned long long>(running_seed));
-  std::snprintf(nodes, sizeof(nodes), "%u", running_nodes);
   setenv("ROPETEAM_SIMULATION_TRACE", "1", 1);
-  if (running_nodes != 0) {
-    execl("/proc/self/exe", program, "--seed", seed, "--nodes", nodes, nullptr);
-  } else {
-    execl("/proc/self/exe", program, "--seed", seed, nullptr);
-  }
+  std::vector<const char*> line = {program, "--seed", seed};
+  for (const std::string& flag : running_flags) line.push_back(flag.c_str());
+  line.push_back(nullptr);
+  execv("/proc/self/exe", const_cast<char* const*>(line.data()));
   _exit(134);
 }
 
@@ -162,9 +179,8 @@ void PrintOutcome(const Options& options, const Outcome& outcome, double seconds
 }
 
 bool RunSeed(const Arguments& arguments, uint64_t seed, Outcome* outcome) {
-  const Options options = ropeteam::simulation::DrawOptions(seed, arguments.nodes);
+  const Options options = ropeteam::simulation::DrawOptions(seed, arguments.nodes, arguments.odds);
   running_seed = seed;
-  running_nodes = arguments.nodes;
   const auto begin = std::chrono::steady_clock::now();
   *outcome = ropeteam::simulation::RunSimulation(
       options, tracing ? (arguments.verbose ? kTraceAll : arguments.tail) : 0);
@@ -182,7 +198,7 @@ bool RunSeed(const Arguments& arguments, uint64_t seed, Outcome* outcome) {
   }
   std::fprintf(stderr, "%s\nseed %llu failed: %s\nreproduce: %s --verbose\n",
                ropeteam::simulation::Describe(options).c_str(), static_cast<unsigned long long>(seed),
-               outcome->failure.c_str(), Reproduce(seed, arguments.nodes).c_str());
+               outcome->failure.c_str(), Reproduce(seed).c_str());
   return false;
 }
 
