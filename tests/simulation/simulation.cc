@@ -308,7 +308,7 @@ class Simulation {
         return checker().Fail("the report has %zu nodes of %zu", report.nodes.size(),
                               cluster_.hosts_in_job());
       const auto newest = checker().newest_committed();
-      if (options_.starved || !newest.has_value()) return;
+      if (options_.starved || !newest.has_value() || !checker().Producible(*newest)) return;
       const StepId latest{report.latest.incarnation, report.latest.step};
       if (!report.has_latest || latest < *newest)
         return checker().Fail("the report says latest %s, and %s is committed", latest.ToString().c_str(),
