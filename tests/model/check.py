@@ -27,6 +27,7 @@ MEANINGS = {
     "!(reused)": "a put lands in memory that has been used again",
     "newest_act<=": "a leader decides after a leader of a newer epoch has",
     "told==0": "a step told COMMITTED is lost",
+    "(step>=told)": "an incarnation is told to restore a step older than one told COMMITTED",
     "known_pin[n]>=told": "the next incarnation is told to restore a step older than one told COMMITTED",
     ">=m)": "a step is told COMMITTED after the next incarnation was told to restore an older one",
     "(told_pin==": "two ranks of one incarnation are told different steps",

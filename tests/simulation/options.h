@@ -197,6 +197,7 @@ struct Options {
   uint64_t chunk_bytes = 4096;
   uint64_t chunks = 128;  // of each arena
   TimeUs quarantine_us = 3 * kSecond;
+  // --wait-for-missing: a known commit is passed over after its nodes were away for so long.
   TimeUs wait_for_missing_us = 20 * kSecond;
   TimeUs timer_late_max_us = 0;  // how late OnTimer() may come
   uint64_t scrub_bytes_per_s = 0;
@@ -204,7 +205,6 @@ struct Options {
       0;  // EngineConfig's; the stories that set it tell the checker which steps are passed over
   uint32_t clock_drift_ppm = 0;  // each host's clock runs too fast or too slow by up to this much
   TimeUs fault_phase_us = 10 * kSecond;
-  // --wait-for-missing: a known commit is passed over after its nodes were away for so long.
   TimeUs heal_limit_us = 120 * kSecond;  // by then a healed cluster must have made progress
   bool encrypts = false;
   TimeUs keys_every_us = 0;  // mean time between the steps of a key's replacement, on one host each; 0: none
