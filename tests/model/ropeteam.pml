@@ -36,7 +36,7 @@
  *   -DEVICT_FORMER  a copy of a former incarnation may be evicted before a newer step is committed
  *
  * Not modelled: bytes, checksums and repair; a restart of the coordinator, or a second one; a third incarnation; more steps than two; replacements of lost
- * nodes; admission by rank.
+ * nodes (roster.pml); admission by rank.
  */
 
 #define N 3
