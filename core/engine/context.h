@@ -43,11 +43,12 @@ class Context {
   TimeUs now = 0;
   View view;
   uint32_t protocol = kProtocolVersion;  // of the view: the newest version that all members speak
-  TimeUs settle_until = 0;  // until then a former leader may still act: View::settle_us
-  TimeUs lease_until = 0;   // membership's lease; 0: no lease
+  TimeUs settle_until = 0;               // until then a former leader may still act: View::settle_us
+  TimeUs lease_until = 0;                // membership's lease; 0: no lease
   std::map<NodeId, LostLink> unreachable;
-  std::map<NodeId, TimeUs> asked;  // members that have answered nothing since this time, when a request was sent
-  TimeUs asked_look_at = kNever;   // when links.h looks at them next, if there are any
+  std::map<NodeId, TimeUs>
+      asked;  // members that have answered nothing since this time, when a request was sent
+  TimeUs asked_look_at = kNever;  // when links.h looks at them next, if there are any
   NodeCounters counters;
   LocalCounters local;
   Trace trace;

@@ -498,8 +498,8 @@ TimeUs Engine::Impl::NextTimer() const {
   TimeUs due = std::min({parts_.memory.NextTimer(), parts_.asker.NextTimer(), parts_.sessions.NextTimer(),
                          parts_.replicator.NextTimer(), parts_.holder.NextTimer(), parts_.fetcher.NextTimer(),
                          parts_.range_holder.NextTimer(), parts_.range_reader.NextTimer(),
-                         parts_.scrubber.NextTimer(), parts_.rekeyer.NextTimer(),
-                         parts_.drainer.NextTimer(), parts_.links.NextTimer(), parts_.leader.NextTimer()});
+                         parts_.scrubber.NextTimer(), parts_.rekeyer.NextTimer(), parts_.drainer.NextTimer(),
+                         parts_.links.NextTimer(), parts_.leader.NextTimer()});
   if (context_.has_lease()) due = std::min(due, context_.lease_until);
   return std::min(due, InventoryDue());
 }

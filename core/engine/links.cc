@@ -81,10 +81,11 @@ void Links::OnTimer() {
     if (since + kUnansweredUs > context.now) continue;
     const auto known = context.unreachable.find(peer);
     if (known == context.unreachable.end() || !known->second.control)
-      LOG_WARNING("%s%s has answered no control message for %llu s: saves need another leader or holder, or the "
-                  "network between the two",
-                  context.NameOf(peer).c_str(), peer == context.view.leader ? " (leader)" : "",
-                  static_cast<unsigned long long>((context.now - since) / 1'000'000));
+      LOG_WARNING(
+          "%s%s has answered no control message for %llu s: saves need another leader or holder, or the "
+          "network between the two",
+          context.NameOf(peer).c_str(), peer == context.view.leader ? " (leader)" : "",
+          static_cast<unsigned long long>((context.now - since) / 1'000'000));
     Set(peer, &LostLink::control, true, {since, "no control message is answered"});
     context.out.reached.push_back({peer, false});
     since = context.now;  // said again after the same time

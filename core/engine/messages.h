@@ -345,7 +345,7 @@ struct LeaderState {
   // A member writes it into its arena if its epoch is that of the view, or that of the roster there.
   RosterRecord roster;
   std::vector<std::string> forgotten;  // nodes that an operator has removed from it
-  KeyId key = kPlaintext;  // the first key of every member, or kPlaintext while they differ
+  KeyId key = kPlaintext;              // the first key of every member, or kPlaintext while they differ
   auto Fields() {
     return Tie(sequence, incarnation, committed, judged, marked, keep, release_before, dead, evictable,
                persisting, persisted, not_persisted, persist_judged, Since<9>(restores),

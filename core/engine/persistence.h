@@ -224,7 +224,7 @@ class Persistence {
   TimeUs last_due_at_ = 0;
   std::deque<NotPersisted> not_persisted_;
   std::string trouble_;  // by Note()
-  TimeUs look_at_ = 0;  // time of the next check of homeless ranks and of a stuck run
+  TimeUs look_at_ = 0;   // time of the next check of homeless ranks and of a stuck run
   uint64_t version_ = 0;
 };
 

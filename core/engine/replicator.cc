@@ -549,8 +549,7 @@ void Replicator::OnPeerLink(NodeId peer, bool up) {
     ids.push_back(id);
     if (up && source.ordered_target == kNoNode) source.avoid_until.erase(peer);
     for (auto& [copy_id, copy] : source.copies)
-      if (!up && copy.target() == peer && copy.active())
-        Drop(id, &source, &copy, "it is not reached");
+      if (!up && copy.target() == peer && copy.active()) Drop(id, &source, &copy, "it is not reached");
   }
   for (const SourceId id : ids) Advance(id);
 }

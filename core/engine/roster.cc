@@ -29,7 +29,8 @@ void Roster::OnView() {
 }
 
 void Roster::Learn(NodeId member, const Inventory& inventory) {
-  members_[member] = {inventory.roster.revision, inventory.joined, inventory.report.leaving};
+  members_[member] = {inventory.roster.revision, inventory.roster.epoch, inventory.joined,
+                      inventory.report.leaving};
   newest_committed_ = std::max(newest_committed_, inventory.newest_committed.id);
   const auto age = [](const RosterRecord& record) {
     return std::tuple(record.revision, record.epoch, record.names.size());
@@ -44,7 +45,8 @@ bool Roster::Continuous(const Standing& standing) const {
 }
 
 bool Roster::Present(const Standing& standing) const {
-  return standing.revision == record_.revision || (!standing.leaving && Continuous(standing));
+  const bool same = standing.revision == record_.revision && standing.epoch == record_.epoch;
+  return same || (!standing.leaving && Continuous(standing));
 }
 
 Roster::Counts Roster::Count() const {

@@ -17,7 +17,7 @@
 //   not in it        it joined later, or its memory is new                       -> in it: the leader renews the roster
 // clang-format on
 //
-// No list of nodes is needed to count the present ones. A node is in the roster if its arena has the roster's revision, or
+// No list of nodes is needed to count the present ones. A node is in the roster if its arena has this roster, or
 // if this instance has been a member since the roster's epoch or before.
 //
 // MayChoose() is the rule for whoever may decide what is restored, and what may be evicted. At most R nodes are missing,
@@ -76,9 +76,12 @@ class Roster {
 
  private:
   struct Standing {
-    uint64_t revision = 0;  // of the roster in the node's arena
-    Epoch joined = 0;       // of the first view that had this instance
-    bool leaving = false;   // it is drained, and is in no new roster
+    // Of the roster in the node's arena. Two leaders may make different rosters of one revision, if the first reached only
+    // some members; these differ in the epoch.
+    uint64_t revision = 0;
+    Epoch epoch = 0;
+    Epoch joined = 0;      // of the first view that had this instance
+    bool leaving = false;  // it is drained, and is in no new roster
   };
   struct Counts {
     size_t nodes = 0;

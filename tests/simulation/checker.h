@@ -236,9 +236,9 @@ class Checker {
     StepId floor;
     StepId stored_floor;
     bool answered = false;
-    StepId answer;           // {0, 0}: none
-    bool completed = false;  // has committed a step of its own
-    std::set<StepId> chosen;  // by leaders, to restore
+    StepId answer;                            // {0, 0}: none
+    bool completed = false;                   // has committed a step of its own
+    std::set<StepId> chosen;                  // by leaders, to restore
     std::map<StepId, TimeUs> rightly_chosen;  // and when: no newer step was owed then
     // Daemons that know the answer: the members of its view, and those that later meet one of them in a view.
     std::set<NodeId> told;
@@ -352,8 +352,8 @@ class Checker {
   std::set<uint64_t> plaintext_;  // fingerprints of chunks
   std::map<std::tuple<KeyId, uint64_t, uint64_t, uint64_t, uint32_t>, std::pair<uint32_t, uint64_t>> nonces_;
   std::map<NodeId, Place> places_;
-  std::map<Place, TimeUs> last_seen_;                    // in the view of any host
-  std::map<size_t, std::pair<NodeId, View>> viewed_;     // by host: its last view
+  std::map<Place, TimeUs> last_seen_;                 // in the view of any host
+  std::map<size_t, std::pair<NodeId, View>> viewed_;  // by host: its last view
   std::string why_it_waits_;
   std::map<size_t, std::map<ShardId, Role>> known_;  // by host: what its store held when last looked at
   std::map<size_t, std::pair<NodeId, uint64_t>> observed_;  // by host: that store's daemon and changes() then

@@ -14,7 +14,8 @@ namespace ropeteam::simulation {
 void Checker::OnAdmitted(const Session& session, Incarnation incarnation,
                          const std::map<SessionId, Session>& others) {
   if (incarnation == 0) return Fail("rank %u was admitted to no incarnation", session.rank);
-  if (!options_.job.incarnation_tokens || options_.same_token_again()) return;  // CheckCommitted() finds mixed incarnations by their shards
+  if (!options_.job.incarnation_tokens || options_.same_token_again())
+    return;  // CheckCommitted() finds mixed incarnations by their shards
   for (const auto& [id, other] : others)
     if (other.open_at_engine && other.incarnation == incarnation && other.launch != session.launch)
       return Fail("rank %u of launch %" PRIu64 " and rank %u of launch %" PRIu64

@@ -61,9 +61,7 @@ Cluster::Cluster(const Options& options)
               StartDaemon(host);
             });
           },
-          [this](size_t host, NodeId instance, TimeUs valid_until) {
-            OnLease(host, instance, valid_until);
-          },
+          [this](size_t host, NodeId instance, TimeUs valid_until) { OnLease(host, instance, valid_until); },
           [this](size_t host, NodeId instance, const std::vector<NodeId>& members) {
             OnCheck(host, instance, members);
           }});

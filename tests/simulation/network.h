@@ -105,7 +105,7 @@ class Network {
   void Cut(size_t from, size_t to, TimeUs until);  // messages and transfers are lost
   void CutPath(size_t a, size_t b, TimeUs until);  // transfers fail between them, both ways; messages arrive
   void CutMessages(size_t a, size_t b, TimeUs until);  // messages are lost, both ways; transfers work
-  void Reset(size_t a, size_t b);                  // drops the messages in flight between them
+  void Reset(size_t a, size_t b);                      // drops the messages in flight between them
   bool IsCut(size_t from, size_t to) const;
   bool PathIsCut(size_t a, size_t b) const;  // for transfers
   void HealLinks() { links_.clear(); }

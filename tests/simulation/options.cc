@@ -291,14 +291,35 @@ uint64_t ChunksNeeded(const Options& options) {
 }  // namespace
 
 const char* FaultName(Fault fault) {
-  constexpr const char* kNames[] = {"host lost",    "host reboot", "daemon crash",    "rank crash",
-                                    "clog",         "cut",         "isolate",         "reset",
-                                    "coordinator",  "flip",        "restart",         "person",
-                                    "partition",    "leader lost", "pause",           "two coordinators",
-                                    "storage away", "storage rot", "everything lost", "storage hangs",
-                                    "drain",        "replaced",    "away",            "pair",
-                                    "storage unmounted",           "storage stuck",   "storage refused",
-                                    "storage misread",             "reopened"};
+  constexpr const char* kNames[] = {"host lost",
+                                    "host reboot",
+                                    "daemon crash",
+                                    "rank crash",
+                                    "clog",
+                                    "cut",
+                                    "isolate",
+                                    "reset",
+                                    "coordinator",
+                                    "flip",
+                                    "restart",
+                                    "person",
+                                    "partition",
+                                    "leader lost",
+                                    "pause",
+                                    "two coordinators",
+                                    "storage away",
+                                    "storage rot",
+                                    "everything lost",
+                                    "storage hangs",
+                                    "drain",
+                                    "replaced",
+                                    "away",
+                                    "pair",
+                                    "storage unmounted",
+                                    "storage stuck",
+                                    "storage refused",
+                                    "storage misread",
+                                    "reopened"};
   static_assert(sizeof(kNames) / sizeof(kNames[0]) == kFaultKinds);
   return kNames[static_cast<size_t>(fault)];
 }

@@ -84,12 +84,12 @@ const char* FaultName(Fault fault);
 
 // Trouble that a campaign can switch off, force, or run alone, by its name.
 enum class Trouble : uint8_t {
-  kSpares = 0,        // more hosts than --nodes: they join, and no rank runs there until another host is down
-  kFewNodes,          // --nodes is below the number of hosts with ranks
-  kElastic,           // ranks start on the hosts that are up, if these are enough
-  kReplaced,          // a host is gone for good, and an empty one joins under the same or another name
-  kAway,              // hosts are down with their memory for long, more than R of them
-  kPair,              // two hosts cannot reach each other for long, in control, data or both. Both reach the coordinator
+  kSpares = 0,  // more hosts than --nodes: they join, and no rank runs there until another host is down
+  kFewNodes,    // --nodes is below the number of hosts with ranks
+  kElastic,     // ranks start on the hosts that are up, if these are enough
+  kReplaced,    // a host is gone for good, and an empty one joins under the same or another name
+  kAway,        // hosts are down with their memory for long, more than R of them
+  kPair,  // two hosts cannot reach each other for long, in control, data or both. Both reach the coordinator
   kStorageUnmounted,  // a host has an empty directory in the place of storage
   kStorageStuck,      // storage hangs for one host for long
   kStorageRefused,    // storage refuses everything by permission, for one host or for all
@@ -128,7 +128,8 @@ struct FaultOptions {
   TimeUs partition_max_us = 0;
   TimeUs pause_max_us = 0;
   TimeUs two_coordinators_max_us = 0;
-  TimeUs long_us = 0;  // the longest of those that last long: hosts away, pairs apart, storage of one host in trouble
+  TimeUs long_us =
+      0;  // the longest of those that last long: hosts away, pairs apart, storage of one host in trouble
   // Of inputs: the daemon dies after it, with only some of its outputs executed.
   uint32_t crash_in_input_ppm = 0;
   Flips flips = Flips::kRepairable;
@@ -144,8 +145,8 @@ struct JobOptions {
   uint32_t token_again_ppm = 0;  // of restarts: the same token as before
   bool reopens = false;          // ranks may open again in their own processes
   uint32_t reshard_ppm = 0;      // of restarts: another world size
-  uint32_t shuffle_ppm = 0;  // of restarts: ranks change nodes
-  uint32_t lag = 1;          // steps that a rank may be ahead of the slowest; 1 is a collective every step
+  uint32_t shuffle_ppm = 0;      // of restarts: ranks change nodes
+  uint32_t lag = 1;  // steps that a rank may be ahead of the slowest; 1 is a collective every step
   TimeUs compute_min_us = 5 * kMs;  // between two saves of a rank
   TimeUs compute_max_us = 60 * kMs;
   uint32_t wait_ppm = 300'000;  // of saves: waits for a level before it goes on

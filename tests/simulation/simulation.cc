@@ -231,15 +231,15 @@ class Simulation {
     const StepId before = checker().newest_saved();
     const size_t wanted = options_.keep_steps + 1;
     // A job that waits for nodes that are gone says so, and goes on after its time.
-    const TimeUs limit = options_.heal_limit_us + (options_.wait_for_missing_us <= options_.heal_limit_us
-                                                       ? options_.wait_for_missing_us
-                                                       : 0);
+    const TimeUs limit =
+        options_.heal_limit_us +
+        (options_.wait_for_missing_us <= options_.heal_limit_us ? options_.wait_for_missing_us : 0);
     const bool done = cluster_.RunUntil([&] { return checker().CommittedAfter(before) >= wanted; }, limit);
     if (!done)
-      checker().Fail("the cluster has healed, and in %" PRIu64 " s only %zu new steps were committed%s%s",
-                     limit / kSecond, checker().CommittedAfter(before),
-                     checker().why_it_waits().empty() ? "" : "; `latest` last said: ",
-                     checker().why_it_waits().c_str());
+      checker().Fail(
+          "the cluster has healed, and in %" PRIu64 " s only %zu new steps were committed%s%s",
+          limit / kSecond, checker().CommittedAfter(before),
+          checker().why_it_waits().empty() ? "" : "; `latest` last said: ", checker().why_it_waits().c_str());
     EndStaying();
   }
 

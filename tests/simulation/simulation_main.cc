@@ -136,8 +136,7 @@ void OnAbort(int) {
   if (tracing) {
     if (const auto* trace = ropeteam::simulation::TraceOfRunning()) PrintTrace(*trace);
     std::fprintf(stderr, "seed %llu failed: a check failed (above)\nreproduce: %s --verbose\n",
-                 static_cast<unsigned long long>(running_seed),
-                 Reproduce(running_seed).c_str());
+                 static_cast<unsigned long long>(running_seed), Reproduce(running_seed).c_str());
     _exit(1);
   }
   sigset_t none;

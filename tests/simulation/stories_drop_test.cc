@@ -97,7 +97,8 @@ TEST_F(DropStory, AnUncommittedStepIsNeverCommittedAndItsRanksAreTold) {
 TEST_F(DropStory, AnOperatorDropsForARunningWorldAndAfterItsEnd) {
   StartWithThreeSteps();
   const auto drop = [&](Step step) {
-    return Sync([&](Client::StatusDone done) { Person().DropAsOperator(step, 5 * kSecond, std::move(done)); });
+    return Sync(
+        [&](Client::StatusDone done) { Person().DropAsOperator(step, 5 * kSecond, std::move(done)); });
   };
   ASSERT_TRUE(Save(1, 4, 0).ok());
   ASSERT_TRUE(Until([&] { return Holders(4) == 2; })) << Trouble();

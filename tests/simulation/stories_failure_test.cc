@@ -214,8 +214,10 @@ TEST_F(Story, BitFlipsInBothCopies) {
              LogLevel::kWarning);
   RestoreEverywhere(2, 1);
   SetLogSink(nullptr, LogLevel::kOff);
-  EXPECT_NE(logged.find("committed step 2 incarnation 1 cannot be produced and is given up, offering step 1 incarnation 1"),
-            std::string::npos)
+  EXPECT_NE(
+      logged.find(
+          "committed step 2 incarnation 1 cannot be produced and is given up, offering step 1 incarnation 1"),
+      std::string::npos)
       << logged;
 }
 

@@ -20,7 +20,9 @@ class OneLink : public Story {
     SaveEverywhere(1, 10);
     ASSERT_EQ(LeaderHost(), 0u);
   }
-  void CutOneWay(size_t from, size_t to) { cluster_->network().Cut(from, to, cluster_->now() + 600 * kSecond); }
+  void CutOneWay(size_t from, size_t to) {
+    cluster_->network().Cut(from, to, cluster_->now() + 600 * kSecond);
+  }
   void CutPair(size_t a, size_t b) {
     CutOneWay(a, b);
     CutOneWay(b, a);
@@ -47,7 +49,8 @@ TEST_F(OneLink, TheLeaderAndAMemberDoNotReachEachOtherAndAnotherLeads) {
   CutPair(0, 2);
   EXPECT_TRUE(CommitsWithin(20, kGoesOnWithin)) << Trouble();
   EXPECT_EQ(LeaderHost(), 1u);
-  ASSERT_TRUE(Until([&] { return LostBy(0).size() == 1 && LostBy(2).size() == 1; }, 5 * kSecond)) << Trouble();
+  ASSERT_TRUE(Until([&] { return LostBy(0).size() == 1 && LostBy(2).size() == 1; }, 5 * kSecond))
+      << Trouble();
   EXPECT_TRUE(LostBy(0).front().control);
   EXPECT_EQ(LostBy(0).front().peer, cluster_->host(2).id);
   Reopens(20);

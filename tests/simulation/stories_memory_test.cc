@@ -150,7 +150,8 @@ TEST_F(Story, StepsThatNobodyCanCompleteMakeRoomForTheCommittedOne) {
     return count;
   };
   EXPECT_LT(std::min({copies(0), copies(1), copies(2)}), 2u);
-  EXPECT_TRUE(Until([&] { return copies(0) >= 2 && copies(1) >= 2 && copies(2) >= 2; }, 30 * kSecond)) << Trouble();
+  EXPECT_TRUE(Until([&] { return copies(0) >= 2 && copies(1) >= 2 && copies(2) >= 2; }, 30 * kSecond))
+      << Trouble();
 }
 
 // Ranks are on nodes that do not begin at 0. Five nodes in pairs have one group of three.

@@ -427,7 +427,7 @@ TEST_F(StorageStory, AStepOfALaterIncarnationIsNoPin) {
 TEST_F(StorageStory, WhatIsRestoredFromStorageStays) {
   options_.keep_steps = 1;
   options_.wait_for_missing_us = 0;  // otherwise latest waits for host 3 and its step 3
-  StartStored(4, 2);  // step 2 is persisted, step 3 is not
+  StartStored(4, 2);                 // step 2 is persisted, step 3 is not
   StartWorld(1, {2, 3});
   for (Step step = 1; step <= 3; ++step) SaveEverywhere(1, step);
   AwaitPersisted(1, 2);

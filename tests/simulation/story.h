@@ -128,7 +128,9 @@ class Story : public ::testing::Test {
   // The status of a `latest` that may be refused.
   Status AskLatest(uint64_t launch, Rank rank, TimeUs timeout) {
     return Sync([&](Client::StatusDone done) {
-      RankOf(launch, rank).Latest(timeout, [done](const Status& status, const AnswerLatest&) { done(status); });
+      RankOf(launch, rank).Latest(timeout, [done](const Status& status, const AnswerLatest&) {
+        done(status);
+      });
     });
   }
   Step LatestStep(uint64_t launch, Rank rank) { return Latest(launch, rank).value_or(StepId()).step; }
