@@ -126,14 +126,17 @@ void Engine::Impl::ApplyView(const View& view) {
   if (lost || !resumed_) {
     for (const auto& [id, shard] : context_.store.shards()) parts_.replicator.Resume(id);
   }
-  if (!resumed_) {
-    resumed_ = true;
-    parts_.rekeyer.Begin();
+  if (!resumed_) parts_.rekeyer.Begin();
+  // A new member may hold good copies of chunks of which no member had any.
+  const bool joined = std::any_of(view.members.begin(), view.members.end(),
+                                  [&](const Member& member) { return !before.Contains(member.id); });
+  if (joined || !resumed_) {
     std::vector<ShardId> bad;
     for (const auto& [id, shard] : context_.store.shards())
       if (!shard->bad.empty()) bad.push_back(id);
     for (const ShardId& id : bad) parts_.fetcher.Repair(id, {}, [](const Status&) {});
   }
+  resumed_ = true;
   parts_.links.OnView();
   std::erase_if(context_.local.peers, [&](const auto& peer) { return !context_.Contains(peer.first); });
   parts_.replicator.OnView();
