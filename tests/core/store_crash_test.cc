@@ -176,7 +176,7 @@ TEST(StoreCrash, WhereverItIsKilledEverySealedShardIsThereAndNoHalfOne) {
   }
   for (const char* place :
        {"chunks filled", "seal: descriptor written", "seal: slot filled", "seal: published", "removed",
-        "committed", "role changed", "incarnation: value", "incarnation: check", "between operations"}) {
+        "committed", "role changed", "facts: value", "facts: check", "between operations"}) {
     EXPECT_GT(places[place], 10u) << place;
   }
 }

@@ -151,7 +151,8 @@ bool Checker::MustEnd(const OpenWait& wait) const {
   if (Find(wait.shard) == nullptr) return false;
   if (Committed(step)) return true;
   // A wait for an incomplete step may stay open: restarts may have lost what daemons knew of it.
-  if (wait.level <= Level::kReplicated || Complete(step)) return true;
+  // Any wait may, if bits have flipped in the last copies.
+  if ((wait.level <= Level::kReplicated || Complete(step)) && Producible(step)) return true;
   const bool newer_committed = !committed_.empty() && committed_.rbegin()->first > step;
   const bool newer_incarnation = !restores_.empty() && restores_.rbegin()->first > step.incarnation;
   return newer_committed || newer_incarnation;

@@ -103,12 +103,21 @@ class Simulation {
     launcher_.Hold(options_.pause_to_heal);
     if (options_.pause_to_heal) cluster_.RunFor(kMissedUs);
     if (!AwaitOneView()) return;
+    GiveUpLostNodes(options_.wait_for_missing_us + kSecond);
     if (!options_.pause_to_heal && !options_.starved) EndSilence();
     if (options_.pause_to_heal) {
       RestoreRedundancy();
       launcher_.Hold(false);
     }
     if (!options_.starved) Progress();
+  }
+
+  // Every host is up. A node that is still missing has lost its memory, and an operator says so after the wait.
+  void GiveUpLostNodes(TimeUs after) {
+    cluster_.scheduler().After(after, [this] {
+      Person().Forget("", kAdminUs, [](const Status&) {});
+      GiveUpLostNodes(10 * kSecond);
+    });
   }
 
   bool AwaitOneView() {

@@ -65,6 +65,11 @@ class QuarantineStory : public Story {
     ASSERT_TRUE(Until([&] { return LeaderHost() != SIZE_MAX && LeaderHost() != leader; }));
     cluster_->StartHost(leader);
     AwaitOneView();
+    // Until the copies are made again: then the node is in the roster.
+    ASSERT_TRUE(Until([&] {
+      const Host& host = cluster_->host(leader);
+      return host.store->facts().roster_epoch == host.view.epoch;
+    })) << Trouble();
   }
   void LoseAll() {
     for (size_t host = 0; host < cluster_->host_count(); ++host) LoseHost(host);
