@@ -66,6 +66,21 @@ TEST_F(UpgradeStory, NoAgreementIsOverlookedByTheOlderVersion) {
     EXPECT_EQ(Wait(2, 1, rank, Level::kCommitted).code(), Code::kAborted) << "rank " << rank;
 }
 
+// A quarantine was acknowledged, and forgotten when the leader was restarted: the older nodes do not repeat it.
+TEST_F(UpgradeStory, AQuarantineThatAnOlderNodeWouldForgetIsRefused) {
+  StartOld();
+  for (const size_t host : {0, 1}) Restart(host, kProtocolVersion);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  const auto quarantine = [this] {
+    return Sync([&](Client::StatusDone done) { Person().Quarantine(1, false, 5 * kSecond, std::move(done)); });
+  };
+  EXPECT_EQ(quarantine().code(), Code::kUnsupported);
+  StopWorld(1);
+  Restart(2, kProtocolVersion);
+  EXPECT_TRUE(quarantine().ok());
+}
+
 // Ranks and their saves continue meanwhile.
 TEST_F(UpgradeStory, ANodeOfTheOlderVersionMayComeBack) {
   StartOld();
