@@ -75,10 +75,23 @@ TEST(StatusText, SaysWhichNodeHasNoLeaseAndWhichTwoHaveLostEachOther) {
   EXPECT_THAT(ShownNode(node), HasSubstr("node-7 has not reached node-8 for 12 s (link failed)"));
   node["lost_links"][0]["control"] = true;
   node["lost_links"][0]["peer"] = "node-0";
-  EXPECT_THAT(ShownNode(node), HasSubstr("node-0 (leader) and node-7 do not reach each other (control), 12 s"));
+  EXPECT_THAT(ShownNode(node),
+              HasSubstr("node-0 (leader) and node-7 do not reach each other (control), 12 s"));
   EXPECT_THAT(ShownNode(node), Not(HasSubstr("has not reached")));
   node["lost_links"][0]["data"] = true;
   EXPECT_THAT(ShownNode(node), HasSubstr("do not reach each other (control and data), 12 s"));
+}
+
+TEST(StatusText, NamesTheNodesThatAreMissingAndWhatTheJobWaitsFor) {
+  Json answer = Answer({{"transport", "ucx"}});
+  answer["nodes"] = Json::array({Node()});
+  EXPECT_EQ(RosterText(answer), "") << "a daemon of another build";
+  answer["roster"] = {{"nodes", 4}, {"missing", 0}, {"missing_names", ""}, {"waiting", ""}};
+  EXPECT_EQ(RosterText(answer), "");
+  answer["roster"] = {{"nodes", 4}, {"missing", 2}, {"missing_names", "a, b"}, {"waiting", "waits 9 s more"}};
+  EXPECT_THAT(
+      RenderStatus(answer, nullptr, 0),
+      HasSubstr("MISSING 2 of the 4 nodes that know of the newest commit: a, b\nWAITING: waits 9 s more\n"));
 }
 
 TEST(StatusText, ANodeShowsWhenItsLastScrubEndedAndHowFastItWas) {

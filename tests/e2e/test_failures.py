@@ -157,7 +157,7 @@ def test_damaged_tables_are_written_again_and_end_no_daemon(cluster):
     with nodes[0].open(0, 1, "run") as rope:
         rope.save(1, {"data": data}, wait=Level.COMMITTED)
         with open(arena_file(nodes[1]), "r+b") as file, mmap.mmap(file.fileno(), 0) as arena:
-            chunks = int.from_bytes(arena[64:72], "little")
+            chunks = int.from_bytes(arena[144:152], "little")
             tables = 4096 + 136 * chunks
             assert 0 < chunks < 64
             whole = arena[:tables]
