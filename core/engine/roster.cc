@@ -74,8 +74,10 @@ bool Roster::MayChoose() const {
   const Counts counts = Count();
   const size_t missing = counts.nodes - std::min(counts.nodes, counts.present);
   const uint32_t replicas = context_.view.settings.replicas;
-  return missing == 0 || (missing <= replicas && (counts.continuous || counts.present > replicas ||
-                                                  (record_.revision != 0 && missing <= counts.replaced)));
+  const bool few = missing <= replicas;
+  const bool replaced = record_.revision != 0 && missing <= counts.replaced;
+  return missing == 0 || (few && counts.present > replicas) || (counts.continuous && (few || replaced)) ||
+         (few && replaced);
 }
 
 std::vector<std::string> Roster::MissingNames() const {

@@ -20,12 +20,12 @@
 // No list of nodes is needed to count the present ones. A node is in the roster if its arena has this roster, or
 // if this instance has been a member since the roster's epoch or before.
 //
-// MayChoose() is the rule for whoever may decide what is restored, and what may be evicted. At most R nodes are missing,
-// and one of these holds:
+// MayChoose() is the rule for whoever may decide what is restored, and what may be evicted. Two of these three hold, or no
+// node is missing:
 //
-// * One member has belonged to every view since the roster: then no roster is newer.
-// * More than R of the roster's nodes are present: a newer roster was made by a view that lacked at most R of them, so one
-//   of those present was in that view and has the newer roster.
+// * At most R nodes are missing. More than R of the roster's nodes being present serves with it: a newer roster was made by
+//   a view that lacked at most R of them, so one of those present was in that view and has the newer roster.
+// * One member has belonged to every view since the roster: then no roster of this coordinator is newer.
 // * Each missing node is replaced by a member of its name. A name is used by one living node at a time, so no other part
 //   of the job goes on with the missing ones.
 //
