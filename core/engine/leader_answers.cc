@@ -365,9 +365,12 @@ void Leader::AnswerForget(NodeId from, uint64_t number, const ForgetQuestion& fo
   Status status = RequireProtocol(context_, kRosterSince, "forgetting a node");
   if (status.ok()) status = roster_.Forget(forget.node);
   if (!status.ok()) return Reply(from, number, status);
-  for (StepId lost = latest_.NewestKnown();
-       roster_.Missing() == 0 && lost != StepId() && !latest_.Available(lost); lost = latest_.NewestKnown())
+  // There is room for so many notes. Each one more would push out the note of the step before.
+  for (size_t notes = restores_.notes().size(); roster_.Missing() == 0 && notes < kRestoreNotesMax; ++notes) {
+    const StepId lost = latest_.NewestKnown();
+    if (lost == StepId() || latest_.Available(lost)) break;
     restores_.Set(lost, true);
+  }
   // Every node must have recorded both, so that a later leader has them. Until then the asker repeats the question.
   if (!roster_durable_.Recorded(roster_.version(), acked_by_all()) ||
       !restores_durable_.Recorded(restores_.version(), acked_by_all()))
