@@ -14,11 +14,12 @@
 // call that does not return from the kernel (a dead NFS server) runs past its deadline: callers must not wait for such
 // a thread.
 //
-// Codes: kNotFound: no such file. kAlreadyExists: see PutMode. kNoSpace: the disk or quota is full. kInvalidArgument:
-// refused until an operator changes something (no rights, no such bucket, a name outside the rules). kCorrupt: the
-// bytes do not match the checksum. kUnavailable, kLinkFailed, kDeadlineExceeded: transient. kIo: the operating system
-// refused. kAborted: Stop() was called. kUnsupported: this store cannot do that. The message has the file's name in the
-// store (a path, an s3:// URL), and what was refused and by whom.
+// Codes: kNotFound: no such file. kAlreadyExists: see PutMode. kNoSpace: the disk or quota is full. kInvalidArgument: a
+// name or a size outside the rules, here or of the store. kCorrupt: the bytes do not match the checksum. kUnavailable,
+// kLinkFailed, kDeadlineExceeded: transient. kIo: the operating system or the store refused this process, perhaps until
+// an operator changes something (no rights, expired credentials, no such bucket, a read error of the disk); it says
+// nothing about the file's bytes. kAborted: Stop() was called. kUnsupported: this store cannot do that. The message has
+// the file's name in the store (a path, an s3:// URL), and what was refused and by whom.
 
 #ifndef ROPETEAM_STORAGE_SINK_H_
 #define ROPETEAM_STORAGE_SINK_H_

@@ -126,8 +126,7 @@ class StepCheck {
       const std::string path = folder_ + "/" + files_[range.file].path;
       const storage::Target target{buffers[thread].data(), range.length};
       const Status status = place_.sink->Read(path, range.begin, {&target, 1}, place_.CallDeadline());
-      // These codes are about the file and not the store, so the other files are still read.
-      if (status.code() == Code::kCorrupt || status.code() == Code::kNotFound || status.code() == Code::kIo)
+      if (!status.ok() && IsOfTheFile(status))
         Problem(range.file, status.message());
       else if (!status.ok())
         return status;
@@ -135,6 +134,13 @@ class StepCheck {
       progress.Add(range.length);
       return OkStatus();
     });
+  }
+
+  // The other files are still read then. If the manifest cannot be read any more either, the store refuses this process.
+  bool IsOfTheFile(const Status& status) const {
+    if (status.code() != Code::kIo)
+      return status.code() == Code::kCorrupt || status.code() == Code::kNotFound;
+    return storage::ReadManifestText(place_.sink.get(), job_, name_, place_.timeout).ok();
   }
 
   void Compare(size_t file, const char* what, uint32_t crc, uint32_t expected) {

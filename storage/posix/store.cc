@@ -215,9 +215,6 @@ Status Store::Refused(int error, const char* what, const std::string& path) cons
     case EDQUOT:
       code = Code::kNoSpace;
       break;
-    case EROFS:
-    case EACCES:
-    case EPERM:
     case ENAMETOOLONG:
     case ELOOP:
     case ENOTDIR:

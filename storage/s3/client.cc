@@ -163,7 +163,10 @@ bool Client::Sign(const S3Request& request, const std::string& path, const NameV
   const Dialect& dialect = config_.dialect();
   Result<std::shared_ptr<const Credentials>> credentials = credentials_->Get(deadline);
   if (!credentials.ok()) {
-    sent->failure.status = credentials.status();
+    // Without credentials, this node learns nothing about the file.
+    const Status& status = credentials.status();
+    sent->failure.status =
+        status.code() == Code::kInvalidArgument ? Status(Code::kIo, status.message()) : status;
     return false;
   }
   sent->credentials = *credentials;

@@ -182,6 +182,7 @@ Status FailureStatus(CURLcode code, const char* detail, const Transfer& transfer
       return Error(Code::kUnavailable, "%s", text);
     case CURLE_PEER_FAILED_VERIFICATION:
     case CURLE_SSL_CACERT_BADFILE:
+      return Error(Code::kIo, "%s", text);
     case CURLE_URL_MALFORMAT:
     case CURLE_UNSUPPORTED_PROTOCOL:
       return Error(Code::kInvalidArgument, "%s", text);

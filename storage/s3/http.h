@@ -65,8 +65,8 @@ struct HttpReply {
 
 // The outcome of a request without a complete reply.
 struct HttpFailure {
-  // kDeadlineExceeded, kAborted, kLinkFailed (it broke), kUnavailable (no server answers), kInvalidArgument (a TLS
-  // certificate that is not accepted, or an invalid URL: retrying does not help).
+  // kDeadlineExceeded, kAborted, kLinkFailed (it broke), kUnavailable (no server answers), kIo (a TLS certificate that is
+  // not accepted), kInvalidArgument (an invalid URL). Retrying does not help with the last two.
   Status status;
   bool sent = false;  // the store may have seen the request, or a part of it
   // Headers arrived, and a part of the body, before it broke; `reply.into_targets` bytes are good.

@@ -35,6 +35,10 @@ constexpr const char* kWrongBytes[] = {"BadDigest", "XAmzContentChecksumMismatch
                                        "XAmzContentSHA256Mismatch"};
 constexpr const char* kFull[] = {"QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded",
                                  "InsufficientStorage"};
+// The store refuses this node's credentials or its bucket, whatever the file. Some of these have the status 400 or 404.
+constexpr const char* kRefused[] = {"AccessDenied", "InvalidAccessKeyId",
+                                    "InvalidToken", "SignatureDoesNotMatch",
+                                    "NoSuchBucket", "AuthorizationHeaderMalformed"};
 
 }  // namespace
 
@@ -61,9 +65,13 @@ Next Classify(int http_status, std::string_view error, bool other_region) {
 Code CodeOf(int http_status, std::string_view error) {
   if (In(kFull, error)) return Code::kNoSpace;
   if (In(kWrongBytes, error)) return Code::kCorrupt;
-  if (error == "NoSuchBucket") return Code::kInvalidArgument;
+  if (In(kRefused, error) || In(kExpired, error) || In(kWrongClock, error)) return Code::kIo;
   if (Classify(http_status, error, false) == Next::kPause) return Code::kUnavailable;
+  if (http_status >= 300 && http_status < 400) return Code::kIo;  // the bucket is elsewhere
   switch (http_status) {
+    case 401:
+    case 403:
+      return Code::kIo;
     case 404:
       return Code::kNotFound;
     case 412:

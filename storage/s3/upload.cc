@@ -383,7 +383,8 @@ Result<std::unique_ptr<Upload>> BeginUpload(Client* client, const std::string& k
       return OkStatus();
     });
     // A user with the right to write may lack the right to list. Then the upload starts from the beginning.
-    if (!listed.ok() && listed.code() != Code::kInvalidArgument && listed.code() != Code::kUnsupported)
+    if (!listed.ok() && listed.code() != Code::kIo && listed.code() != Code::kInvalidArgument &&
+        listed.code() != Code::kUnsupported)
       return listed;
     std::sort(candidates.begin(), candidates.end(),
               [](const auto& a, const auto& b) { return a.initiated > b.initiated; });

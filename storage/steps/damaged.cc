@@ -31,7 +31,11 @@ Result<std::optional<std::string>> ReadText(Sink* sink, const std::string& job, 
   if (at == sizes.end() || at->first != file) return std::optional<std::string>();
   std::string text(std::min<uint64_t>(at->second, kDamageBytesMax), '\0');
   const Target target{reinterpret_cast<std::byte*>(text.data()), text.size()};
-  ROPETEAM_RETURN_IF_ERROR(sink->Read(PathOf(job, name, file), 0, {&target, 1}, After(call_timeout)));
+  const Status read = sink->Read(PathOf(job, name, file), 0, {&target, 1}, After(call_timeout));
+  // A shorter text has replaced the listed one. The step itself is not damaged.
+  if (read.code() == Code::kCorrupt)
+    return Error(Code::kUnavailable, "%s, try again", read.message().c_str());
+  if (!read.ok()) return read;
   return std::optional(std::move(text));
 }
 

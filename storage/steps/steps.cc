@@ -106,7 +106,8 @@ Result<std::vector<std::string>> FindJobs(Sink* sink, std::chrono::seconds call_
       }
       return OkStatus();
     });
-    if (!status.ok() && (folder.empty() || status.code() != Code::kInvalidArgument)) return status;
+    const bool refused = status.code() == Code::kIo || status.code() == Code::kInvalidArgument;
+    if (!status.ok() && (folder.empty() || !refused)) return status;
     if (!status.ok())
       LOG_WARNING("%s is not searched for steps: %s", folder.c_str(), status.message().c_str());
     if (has_step && folder.empty())

@@ -28,9 +28,9 @@ namespace ropeteam::storage {
 
 // Steps of one job. One every ten minutes for 19 years; a reader holds 24 MB of them.
 inline constexpr size_t kStepsListedMax = 1'000'000;
-// Files of one step: those of the largest job with 4 files for each rank. Without a bound a damaged or hostile folder
-// would fill the reader's memory.
-inline constexpr size_t kStepFilesListedMax = 4 * kStepRanksMax;
+// Files of one step: those of the largest job with 4 files for each rank, the manifest, the mark and the note. Without a
+// bound a damaged or hostile folder would fill the reader's memory.
+inline constexpr size_t kStepFilesListedMax = 4 * kStepRanksMax + 3;
 // Folders within a step's folder, which a program's file names make.
 inline constexpr int kFolderDepthMax = 32;
 // A job's name may have slashes in it. Jobs whose names have more parts than this are found by name only.
@@ -62,8 +62,8 @@ Result<std::vector<StepPlace>> ListSteps(Sink* sink, const std::string& job,
                                          std::chrono::seconds call_timeout);
 
 // Names of the jobs that have at least one folder named as a step is, sorted. kInvalidArgument: the URL itself has such
-// folders, so it is a job's and not the one above; more than kFoldersSearchedMax folders. A folder that may not be
-// listed is passed over with a warning in the log.
+// folders, so it is a job's and not the one above; more than kFoldersSearchedMax folders. A folder that cannot
+// be listed, for example for want of permission, is passed over with a warning in the log.
 Result<std::vector<std::string>> FindJobs(Sink* sink, std::chrono::seconds call_timeout);
 
 // The manifest's text, not yet parsed. kNotFound: there is none. kCorrupt: it is empty, or over kStepManifestBytesMax.

@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include "storage/forwarding_sink.h"
+#include "storage/steps/damaged.h"
+
 namespace ropeteam::storage {
 namespace {
 
@@ -28,6 +31,24 @@ TEST(StepSource, IsAUrlAndAStepOf64Bits) {
 TEST(StepPath, IsBelowTheJobOrBelowTheUrlItself) {
   EXPECT_EQ(StepPath("train", {7, 2}), "train/step-0000000007-i00000002");
   EXPECT_EQ(StepPath("", {7, 2}), "step-0000000007-i00000002");
+}
+
+// Every file ends before the bytes that are read.
+class ShorterSink final : public ForwardingSink {
+ public:
+  ShorterSink() : ForwardingSink(nullptr) {}
+  Status Read(const std::string&, uint64_t, std::span<const Target>, Deadline) override {
+    return Error(Code::kCorrupt, "it has 3 bytes");
+  }
+};
+
+TEST(StepNotes, ANoteThatWasReplacedSinceItWasListedIsReadAgain) {
+  ShorterSink sink;
+  const FileSizes sizes = {{std::string(kDamagedName), 80}, {std::string(kRestoredName), 80}};
+  EXPECT_EQ(RestoresOf(&sink, "train", {7, 2}, sizes, std::chrono::seconds(1)).status().code(),
+            Code::kUnavailable);
+  EXPECT_EQ(DamageOf(&sink, "train", {7, 2}, sizes, std::chrono::seconds(1)).status().code(),
+            Code::kUnavailable);
 }
 
 }  // namespace

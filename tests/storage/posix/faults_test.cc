@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <future>
 #include <thread>
@@ -125,7 +126,7 @@ TEST(PosixFaults, AWriteThatIsRefusedIsTriedAgain) {
   for (const posix::Syscalls& below : {posix::RealSyscalls(), PageCache()}) {
     for (const auto& [error, code] :
          {std::pair(ENOSPC, Code::kNoSpace), std::pair(EDQUOT, Code::kNoSpace), std::pair(EIO, Code::kIo),
-          std::pair(EROFS, Code::kInvalidArgument), std::pair(ESTALE, Code::kUnavailable)}) {
+          std::pair(EROFS, Code::kIo), std::pair(ESTALE, Code::kUnavailable)}) {
       Rig rig(below);
       const std::string file = Bytes(2 * kPart + 700, 2);
       std::unique_ptr<Upload> upload = rig.Begin("file", file.size());
@@ -147,18 +148,20 @@ TEST(PosixFaults, AWriteThatIsRefusedIsTriedAgain) {
   }
 }
 
-TEST(PosixFaults, AReadOnlyDirectoryIsRefusedForGoodAndReadOn) {
+TEST(PosixFaults, ADirectoryThatIsRefusedByPermissionIsReadOn) {
   for (const int error : {EROFS, EACCES, EPERM}) {
     Rig rig;
     ASSERT_TRUE(rig.sink->Put("old", "x", PutMode::kReplace, Soon()).ok());
     for (const Call call : {Call::kCreate, Call::kMakeFolder, Call::kUnlink}) rig.faults.Fail(call, error);
     EXPECT_EQ(rig.Begin("file", 10), nullptr);
-    EXPECT_EQ(rig.status.code(), Code::kInvalidArgument) << rig.status.ToString();
+    EXPECT_EQ(rig.status.code(), Code::kIo) << rig.status.ToString();
     EXPECT_EQ(rig.Begin("new/folder/file", 10), nullptr);
-    EXPECT_EQ(rig.status.code(), Code::kInvalidArgument) << rig.status.ToString();
+    EXPECT_EQ(rig.status.code(), Code::kIo) << rig.status.ToString();
     for (const PutMode mode : {PutMode::kReplace, PutMode::kIfAbsent})
-      EXPECT_EQ(rig.sink->Put("file", "x", mode, Soon()).code(), Code::kInvalidArgument);
-    EXPECT_EQ(rig.sink->Delete("old", Soon()).code(), Code::kInvalidArgument);
+      EXPECT_EQ(rig.sink->Put("file", "x", mode, Soon()).code(), Code::kIo);
+    const Status refused = rig.sink->Delete("old", Soon());
+    EXPECT_EQ(refused.code(), Code::kIo);
+    EXPECT_THAT(refused.message(), HasSubstr(rig.place.path() + "/old: " + std::strerror(error)));
     char byte = 0;
     const Target target{reinterpret_cast<std::byte*>(&byte), 1};
     EXPECT_EQ(rig.sink->Read("old", 0, {&target, 1}, Soon()).ToString(), "ok");

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sched.h>
+#include <sys/fsuid.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -144,6 +145,37 @@ TEST(PosixSink, NamesOfUnfinishedFilesFitAndAreTakenFromNobody) {
   for (const char* name : {".metadata", ".x.ropeteam-1.part", "x.ropeteam-0123456789abcdef.part",
                            ".x.ropeteam-0123456789abcdef.other", ".x.ropeteam-0123456789ABCDEF.part"})
     EXPECT_EQ(posix::KindOf(name), posix::NameKind::kFile) << name;
+}
+
+// The threads of a process may act on files as different users: this one without root's rights.
+class Unprivileged {
+ public:
+  Unprivileged() { setfsuid(kNobody); }
+  ~Unprivileged() { setfsuid(geteuid()); }
+
+ private:
+  static constexpr uid_t kNobody = 65534;
+};
+
+TEST(PosixSink, AFolderThatMayNotBeReadIsNeitherAbsentNorDamaged) {
+  PosixPlace place;
+  const auto sink = place.Open().value();
+  ASSERT_TRUE(sink->Put("step/file", "x", PutMode::kReplace, Soon()).ok());
+  ASSERT_EQ(chmod(place.path().c_str(), 0755), 0);
+  ASSERT_EQ(chmod((place.path() + "/step").c_str(), 0), 0);
+  {
+    const Unprivileged here;
+    std::byte byte{};
+    const Target target{&byte, 1};
+    for (const Status& status :
+         {sink->Read("step/file", 0, {&target, 1}, Soon()), sink->Stat("step/file", Soon()).status(),
+          sink->List("step", "", Soon()).status(), sink->Put("step/new", "x", PutMode::kReplace, Soon())}) {
+      EXPECT_EQ(status.code(), Code::kIo);
+      EXPECT_THAT(status.message(), HasSubstr(place.path() + "/step"));
+      EXPECT_THAT(status.message(), HasSubstr("Permission denied"));
+    }
+  }
+  ASSERT_EQ(chmod((place.path() + "/step").c_str(), 0755), 0);
 }
 
 TEST(PosixSink, WhatOthersLayThereIsListedAsTheyNamedIt) {

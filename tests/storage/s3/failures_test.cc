@@ -283,7 +283,7 @@ TEST_F(FailuresTest, ABucketThatCanBeReadButNotWritten) {
   EXPECT_EQ(sink_->List("", "", Soon())->files.size(), 1u);
   for (const Status& status : {Put("other", "y"), sink_->Delete("file", Soon()),
                                sink_->Begin("large", 2 * kPart, kPart, Soon()).status()}) {
-    EXPECT_EQ(status.code(), Code::kInvalidArgument) << status.ToString();
+    EXPECT_EQ(status.code(), Code::kIo) << status.ToString();
     EXPECT_THAT(status.message(), HasSubstr("403 AccessDenied"));
     EXPECT_THAT(status.message(), HasSubstr("request id "));
     EXPECT_THAT(status.message(), Not(HasSubstr("attempts")));
@@ -294,7 +294,7 @@ TEST_F(FailuresTest, ABucketThatIsNotThere) {
   Start();
   const std::unique_ptr<Sink> wrong = OpenUrl("s3://nosuchbucket?endpoint=" + server_->endpoint());
   const Status status = wrong->List("", "", Soon()).status();
-  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(status.code(), Code::kIo);
   EXPECT_THAT(status.message(), HasSubstr("NoSuchBucket"));
 }
 
@@ -303,7 +303,7 @@ TEST_F(FailuresTest, KeysThatAreWrong) {
   variables_["AWS_SECRET_ACCESS_KEY"] = "hush-hush";
   sink_ = Open();
   for (const Status& status : {Put("file", "x"), sink_->Stat("file", Soon()).status()}) {
-    EXPECT_EQ(status.code(), Code::kInvalidArgument);
+    EXPECT_EQ(status.code(), Code::kIo);
     EXPECT_THAT(status.message(), HasSubstr("SignatureDoesNotMatch"));
     EXPECT_THAT(status.message(), Not(HasSubstr("hush")));
   }
@@ -348,8 +348,20 @@ TEST_F(FailuresTest, KeysThatHaveExpiredAndCannotBeRenewed) {
   EXPECT_EQ(Put("a", "1").ToString(), "ok");
   server_->Control("credentials", {{"expire", true}});
   const Status status = Put("b", "2");
-  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(status.code(), Code::kIo);
   EXPECT_THAT(status.message(), HasSubstr("ExpiredToken"));
+}
+
+TEST_F(FailuresTest, CredentialsThatCannotBeHadSayNothingOfTheFile) {
+  Start();
+  const std::string missing = testing::TempDir() + "ropeteam-s3-no-jwt";
+  variables_ = {{"AWS_WEB_IDENTITY_TOKEN_FILE", missing},
+                {"AWS_ROLE_ARN", "arn:aws:iam::0:role/r"},
+                {"AWS_ENDPOINT_URL_STS", server_->endpoint() + "/_sts"}};
+  sink_ = Open();
+  const Status status = sink_->Stat("file", Soon()).status();
+  EXPECT_EQ(status.code(), Code::kIo);
+  EXPECT_THAT(status.message(), HasSubstr(missing));
 }
 
 TEST_F(FailuresTest, ABucketInAnotherRegion) {
@@ -375,7 +387,7 @@ TEST_F(FailuresTest, RedirectsInACircleEnd) {
   Start();
   server_->Fault({{"kind", "redirect"}, {"region", "a"}, {"count", 0}});
   server_->Fault({{"kind", "redirect"}, {"region", "b"}, {"count", 0}});
-  EXPECT_EQ(Put("file", "x").code(), Code::kInvalidArgument);
+  EXPECT_EQ(Put("file", "x").code(), Code::kIo);
 }
 
 TEST_F(FailuresTest, ARedirectToAnotherHostIsNotFollowed) {
@@ -386,7 +398,7 @@ TEST_F(FailuresTest, ARedirectToAnotherHostIsNotFollowed) {
                   {"location", "http://example.com/"},
                   {"count", 0}});
   const Status status = Put("file", "x");
-  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(status.code(), Code::kIo);
   EXPECT_THAT(status.message(), HasSubstr("307"));
 }
 

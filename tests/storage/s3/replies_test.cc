@@ -125,10 +125,17 @@ TEST(Retry, SomeRefusalsSayWhatToChange) {
 }
 
 TEST(Retry, CodesOfRepliesThatAreFinal) {
-  EXPECT_EQ(CodeOf(403, "AccessDenied"), Code::kInvalidArgument);
+  for (const int status : {401, 403}) {
+    EXPECT_EQ(CodeOf(status, ""), Code::kIo) << "as a HEAD is answered";
+    EXPECT_EQ(CodeOf(status, "AccessDenied"), Code::kIo);
+  }
+  for (const char* refused :
+       {"ExpiredToken", "InvalidToken", "SignatureDoesNotMatch", "RequestTimeTooSkewed"})
+    EXPECT_EQ(CodeOf(400, refused), Code::kIo) << refused;
+  EXPECT_EQ(CodeOf(400, "InvalidRequest"), Code::kInvalidArgument);
   EXPECT_EQ(CodeOf(404, "NoSuchKey"), Code::kNotFound);
   EXPECT_EQ(CodeOf(404, "NoSuchUpload"), Code::kNotFound);
-  EXPECT_EQ(CodeOf(404, "NoSuchBucket"), Code::kInvalidArgument);
+  EXPECT_EQ(CodeOf(404, "NoSuchBucket"), Code::kIo);
   EXPECT_EQ(CodeOf(400, "XAmzContentChecksumMismatch"), Code::kCorrupt);
   EXPECT_EQ(CodeOf(412, "PreconditionFailed"), Code::kAlreadyExists);
   EXPECT_EQ(CodeOf(416, "InvalidRange"), Code::kCorrupt);
