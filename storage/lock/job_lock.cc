@@ -25,6 +25,7 @@ constexpr size_t kLockFileBytes = 1024;
 constexpr std::string_view kEnding = ".json";
 constexpr size_t kEpochDigits = 10;
 constexpr size_t kEpochDigitsMax = 18;  // below 2^63, so the next epoch does not overflow
+constexpr size_t kTokenDigits = 32;
 constexpr size_t kHostBytesMax = 64;
 // The most files of former holders that one call deletes.
 constexpr size_t kLowerDeletedMax = 16;
@@ -33,7 +34,7 @@ constexpr int kClaimsMax = 2;
 
 std::string RandomToken() {
   std::random_device random;
-  char text[33];
+  char text[kTokenDigits + 1];
   std::snprintf(text, sizeof(text), "%08x%08x%08x%08x", random(), random(), random(), random());
   return text;
 }
@@ -53,6 +54,22 @@ std::optional<uint64_t> ParseEpoch(std::string_view file) {
       file.size() > kEpochDigitsMax || (file.size() > kEpochDigits && file[0] == '0'))
     return std::nullopt;
   return epoch;
+}
+
+struct ParsedProof {
+  uint64_t epoch = 0;
+  std::string_view token;
+};
+// No value unless Proof() prints exactly this. A proof comes from another node, and its epoch becomes a part of a path.
+std::optional<ParsedProof> ParseProof(std::string_view proof) {
+  const size_t colon = proof.find(':');
+  if (colon == 0 || colon == proof.npos || colon > kEpochDigitsMax || proof[0] == '0') return std::nullopt;
+  ParsedProof parsed{0, proof.substr(colon + 1)};
+  const auto [end, error] = std::from_chars(proof.data(), proof.data() + colon, parsed.epoch);
+  if (error != std::errc() || end != proof.data() + colon || parsed.token.size() != kTokenDigits ||
+      parsed.token.find_first_not_of("0123456789abcdef") != proof.npos)
+    return std::nullopt;
+  return parsed;
 }
 
 bool MayHaveLanded(Code code) {
@@ -128,18 +145,27 @@ Result<JobLock::Seen> JobLock::Look(Deadline deadline) {
     page = listed->next;
   } while (!page.empty());
   if (seen.epoch == 0) return seen;
-  seen.text.resize(kLockFileBytes);
-  const Target target{reinterpret_cast<std::byte*>(seen.text.data()), seen.text.size()};
-  const Status read = config_.sink->Read(PathOf(seen.epoch), 0, {&target, 1}, deadline);
-  if (read.code() == Code::kNotFound)
+  Result<std::string> text = ReadFile(seen.epoch, deadline);
+  if (text.status().code() == Code::kNotFound)
     return Error(Code::kUnavailable, "%s vanished while it was read", PathOf(seen.epoch).c_str());
-  // No node writes a file that is too short. It is treated as an empty one, of an unknown holder.
-  if (read.code() == Code::kCorrupt)
-    seen.text.clear();
-  else if (!read.ok())
-    return read;
-  const nlohmann::json json = nlohmann::json::parse(seen.text, nullptr, false);
-  if (!json.is_object()) return seen;
+  if (!text.ok()) return text.status();
+  seen.text = std::move(*text);
+  seen.holder = ParseHolder(seen.text);
+  return seen;
+}
+
+Result<std::string> JobLock::ReadFile(uint64_t epoch, Deadline deadline) const {
+  std::string text(kLockFileBytes, '\0');
+  const Target target{reinterpret_cast<std::byte*>(text.data()), text.size()};
+  const Status read = config_.sink->Read(PathOf(epoch), 0, {&target, 1}, deadline);
+  if (read.code() == Code::kCorrupt) return std::string();
+  if (!read.ok()) return read;
+  return text;
+}
+
+JobLock::Holder JobLock::ParseHolder(const std::string& content) {
+  const nlohmann::json json = nlohmann::json::parse(content, nullptr, false);
+  if (!json.is_object()) return {};
   const auto text = [&json](const char* key) {
     const auto found = json.find(key);
     return found != json.end() && found->is_string() ? found->get<std::string>() : std::string();
@@ -148,13 +174,11 @@ Result<JobLock::Seen> JobLock::Look(Deadline deadline) {
     const auto found = json.find(key);
     return found != json.end() && found->is_number_unsigned() ? found->get<uint64_t>() : 0;
   };
-  seen.holder = {
-      text("token"),
-      text("host"),
-      text("node"),
-      text("since"),
-      {text("boot"), text("pid_namespace"), static_cast<int64_t>(number("pid")), number("started")}};
-  return seen;
+  return {text("token"),
+          text("host"),
+          text("node"),
+          text("since"),
+          {text("boot"), text("pid_namespace"), static_cast<int64_t>(number("pid")), number("started")}};
 }
 
 Status JobLock::Hold() {
@@ -174,6 +198,28 @@ Status JobLock::Check() {
   return Error(Code::kUnavailable, "this node does not hold the storage of job %s", config_.job.c_str());
 }
 
+Result<std::string> JobLock::Proof() {
+  const std::lock_guard lock(mutex_);
+  if (held_) return std::to_string(epoch_) + ":" + token_;
+  return Error(Code::kUnavailable, "this node does not hold the storage of job %s", config_.job.c_str());
+}
+
+Status JobLock::Prove(std::string_view proof) const {
+  const std::optional<ParsedProof> parsed = ParseProof(proof);
+  if (!parsed)
+    return Error(Code::kInvalidArgument, "storage of job %s: a proof of %zu bytes that is not EPOCH:TOKEN",
+                 config_.job.c_str(), proof.size());
+  const std::string path = PathOf(parsed->epoch);
+  const Result<std::string> text = ReadFile(parsed->epoch, In(kCallTimeout));
+  const bool there = text.ok();
+  if (!there && text.status().code() != Code::kNotFound) return text.status();
+  if (there && ParseHolder(*text).token == parsed->token) return OkStatus();
+  return Error(Code::kNotFound,
+               "%s of %s %s: this node does not see the store that the job's lock is in, is it mounted here?",
+               path.c_str(), config_.sink->Describe().c_str(),
+               there ? "is of another process" : "is not there");
+}
+
 Status JobLock::HoldLocked() {
   Status claimed;
   for (int claims = 0;; ++claims) {
@@ -184,7 +230,8 @@ Status JobLock::HoldLocked() {
     }
     if (IsOurs(*seen)) return Keep(*seen);
     if (held_ && seen->epoch >= epoch_) return Lose(*seen);
-    held_ = false;  // if it was true, an operator has deleted our file
+    // An operator has deleted our file, or another directory is here now. A proof of the next hold must differ.
+    if (std::exchange(held_, false)) token_ = RandomToken();
     if (!claimed.ok()) return claimed;
     ROPETEAM_RETURN_IF_ERROR(Judge(*seen));
     if (claims == kClaimsMax)

@@ -21,6 +21,9 @@
 // A holder that finds a higher epoch has lost the lock. It may lose the lock between a check and the next write; no
 // lock on a store can prevent that. A manifest written then has its own incarnation and replaces nothing.
 //
+// The holder's text "EPOCH:TOKEN" proves to the job's other nodes that they see the same store: the file of that epoch
+// has that token. A directory that is not mounted, or another one, does not have it.
+//
 // On a store without conditional puts, the file is written by a plain put, left alone for kDeadAfter, and then read:
 // the last writer is the holder. That protects from allocations that start minutes apart, but not from all that start
 // together.
@@ -36,6 +39,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -79,6 +83,12 @@ class JobLock {
   Status Hold();
   // As Hold(), but kUnavailable if the lock is not held. kOk before the first Hold(): the lock is not used.
   Status Check();
+  // The proof of the lock that this process holds. kUnavailable: it does not hold it.
+  Result<std::string> Proof();
+  // Whether this process sees the lock file that the proof is of. Changes no state, waits for no other call and needs no
+  // Hold(). kNotFound: it does not; the message names the place. kInvalidArgument: this is not a proof. Other codes come
+  // from the sink and leave the question open.
+  Status Prove(std::string_view proof) const;
   // Deletes this process's own file, so that others need not wait. kOk also if another process holds the lock.
   Status Release();
   // Release() within kLeaveTimeout, and not at all while another call runs.
@@ -102,6 +112,9 @@ class JobLock {
     std::vector<uint64_t> lower;
   };
   Result<Seen> Look(Deadline deadline);
+  // The file's text; empty: it is too short, so no node wrote it.
+  Result<std::string> ReadFile(uint64_t epoch, Deadline deadline) const;
+  static Holder ParseHolder(const std::string& text);
   Status HoldLocked();
   Status Keep(const Seen& seen);
   Status Lose(const Seen& seen);
@@ -116,9 +129,9 @@ class JobLock {
   void Run();
 
   const Config config_;
-  const std::string token_;  // random: tells this process's files from all others
 
   std::mutex mutex_;    // held over calls of the sink; guards all that follows but the thread's own
+  std::string token_;   // random: tells this process's files from all others
   bool used_ = false;   // Hold() was called
   bool asked_ = false;  // it is wanted: not released, not lost
   bool held_ = false;

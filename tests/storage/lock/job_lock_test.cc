@@ -37,17 +37,22 @@ class FlakySink final : public ForwardingSink {
       blocked.set_value();
       unblock.get_future().wait();
     }
-    if (read_only) return Error(Code::kInvalidArgument, "this bucket is read-only");
+    if (read_only) return Error(Code::kIo, "this bucket is read-only");
     if (lose_puts > 0 && lose_puts-- > 0) return Error(Code::kDeadlineExceeded, "lost on the way there");
     const Status status = below().Put(name, bytes, mode, deadline);
     if (lose_answers > 0 && lose_answers-- > 0) return Error(Code::kDeadlineExceeded, "lost on the way back");
     return status;
   }
+  Status Read(const std::string& name, uint64_t offset, std::span<const Target> targets,
+              Deadline deadline) override {
+    if (refuses_reads) return Error(Code::kIo, "reading is refused");
+    return below().Read(name, offset, targets, deadline);
+  }
   Result<ListPage> List(const std::string& folder, const std::string& page, Deadline deadline) override {
     if (away) return Error(Code::kUnavailable, "the store is away");
     return below().List(folder, page, deadline);
   }
-  bool away = false, read_only = false;
+  bool away = false, read_only = false, refuses_reads = false;
   int lose_puts = 0, lose_answers = 0;
   std::atomic<bool> block_puts{false};
   std::promise<void> blocked, unblock;
@@ -304,11 +309,79 @@ TEST_P(JobLockTest, AFileThatNoNodeWroteIsWatchedLikeAnyOther) {
   EXPECT_THAT(Files(), testing::Contains("team/train/ropeteam-lock/notes.txt"));
 }
 
+TEST_P(JobLockTest, AProofTellsANodeThatSeesTheStoreFromOneThatDoesNot) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  EXPECT_EQ(one->Proof().status().code(), Code::kUnavailable);
+  ASSERT_TRUE(one->Hold().ok());
+  const std::string proof = one->Proof().value();
+  EXPECT_THAT(proof, testing::MatchesRegex("1:[0-9a-f]{32}"));
+  EXPECT_EQ(two->Prove(proof).ToString(), "ok");
+  EXPECT_EQ(one->Prove(proof).ToString(), "ok");
+  EXPECT_TRUE(two->Check().ok()) << "two has not asked for the lock";
+  Pass(JobLock::kRenewEvery, {&one});
+  EXPECT_EQ(two->Prove(proof).ToString(), "ok") << "a renewal does not change it";
+  EXPECT_THAT(Files(), ElementsAre(Epoch(1)));
+
+  std::unique_ptr<SinkPlace> elsewhere = GetParam().make();
+  std::swap(place_, elsewhere);
+  const Node stray = Start("node-c");
+  const Status absent = stray->Prove(proof);
+  EXPECT_EQ(absent.code(), Code::kNotFound);
+  EXPECT_THAT(absent.message(), HasSubstr(Epoch(1) + " of " + stray.sink->Describe() + " is not there"));
+  EXPECT_THAT(absent.message(), HasSubstr("is it mounted here?"));
+  EXPECT_THAT(Files(), IsEmpty());
+  ASSERT_TRUE(stray->Hold().ok());
+  const Status others = stray->Prove(proof);
+  EXPECT_EQ(others.code(), Code::kNotFound) << "this file has the epoch of the proof, but another token";
+  EXPECT_THAT(others.message(), HasSubstr("is of another process"));
+  std::swap(place_, elsewhere);
+
+  ASSERT_TRUE(one->Release().ok());
+  EXPECT_EQ(one->Proof().status().code(), Code::kUnavailable);
+  EXPECT_EQ(two->Prove(proof).code(), Code::kNotFound) << "it is of a lock that is not held any more";
+}
+
+TEST_P(JobLockTest, AFileThatNoNodeWroteProvesNothing) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  ASSERT_TRUE(one->Hold().ok());
+  const std::string proof = one->Proof().value();
+  for (const std::string& text :
+       {std::string("short"), std::string(2000, 'x'), "[]" + std::string(1500, ' ')}) {
+    ASSERT_TRUE(
+        one.sink->Put(Epoch(1), text, PutMode::kReplace, std::chrono::steady_clock::now() + seconds(60))
+            .ok());
+    EXPECT_EQ(two->Prove(proof).code(), Code::kNotFound);
+  }
+}
+
+TEST_P(JobLockTest, AProofIsNotLostToAStoreThatDoesNotAnswer) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  ASSERT_TRUE(one->Hold().ok());
+  two.sink->refuses_reads = true;
+  EXPECT_EQ(two->Prove(one->Proof().value()), Error(Code::kIo, "reading is refused"));
+}
+
+TEST_P(JobLockTest, WhatIsNotAProofIsRefusedAndReadNowhere) {
+  const Node one = Start("node-a");
+  one.sink->refuses_reads = true;  // a read would answer kIo
+  const std::string token(32, 'a');
+  for (const std::string& bad :
+       {std::string(), std::string(":"), std::string("1"), "1:" + token + "a", "1:" + token.substr(1),
+        ":" + token, "0:" + token, "01:" + token, "-1:" + token, "+1:" + token, " 1:" + token, "1 :" + token,
+        "1:" + std::string(32, 'A'), "1:" + std::string(32, '/'), "../1:" + token,
+        "1234567890123456789:" + token, std::string(1 << 20, '1') + ":" + token,
+        "1:" + std::string(32, '\0')}) {
+    const Status status = one->Prove(bad);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << bad.substr(0, 60);
+    EXPECT_LT(status.message().size(), 200u);
+  }
+}
+
 TEST_P(JobLockTest, AStoreThatCannotBeWrittenCannotBeHeld) {
   const Node one = Start("node-a");
   one.sink->read_only = true;
   const Status status = one->Hold();
-  EXPECT_EQ(status, Error(Code::kInvalidArgument, "this bucket is read-only"));
+  EXPECT_EQ(status, Error(Code::kIo, "this bucket is read-only"));
 }
 
 TEST_P(JobLockTest, ARenewalThatFailsIsToldOnce) {
