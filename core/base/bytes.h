@@ -5,7 +5,8 @@
 //     auto Fields() { return std::tie(step, name, extents); }
 //
 // and is written field after field: integers and enums little-endian at their own width, bool as one byte,
-// strings and vectors as a 32-bit count and their elements, structs as their fields. There are no tags: both ends know
+// strings and vectors as a 32-bit count and their elements, variants as the index in a byte and the alternative, structs
+// as their fields. There are no tags: both ends know
 // the protocol version that they speak, before the message. A field that a later version has is marked with it,
 //
 //     auto Fields() { return Tie(step, name, Since<9>(extents)); }
@@ -28,6 +29,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 namespace ropeteam {
@@ -78,7 +80,7 @@ class Encoder {
       out_->append(value);
     } else if constexpr (IsSince<T>) {
       if (version_ >= T::kSince) Put(value.value);
-    } else {
+    } else if constexpr (!std::is_same_v<T, std::monostate>) {
       // Fields() is not const because Decode() shares it; encoding only reads.
       std::apply([this](const auto&... field) { (Put(field), ...); }, const_cast<T&>(value).Fields());
     }
@@ -92,6 +94,12 @@ class Encoder {
     } else {
       for (const T& value : values) Put(value);
     }
+  }
+
+  template <typename... T>
+  void Put(const std::variant<T...>& value) {
+    Raw(static_cast<uint8_t>(value.index()));
+    std::visit([this](const auto& alternative) { Put(alternative); }, value);
   }
 
  private:
@@ -127,7 +135,7 @@ class Decoder {
       in_.remove_prefix(size);
     } else if constexpr (IsSince<T>) {
       if (version_ >= T::kSince) Get(value.value);
-    } else {
+    } else if constexpr (!std::is_same_v<T, std::monostate>) {
       std::apply([this](auto&&... field) { (Get(field), ...); }, value.Fields());
     }
   }
@@ -145,6 +153,15 @@ class Decoder {
       const uint32_t count = Count(1);
       for (uint32_t i = 0; i < count && ok_; ++i) Get(values.emplace_back());
     }
+  }
+
+  template <typename... T>
+  void Get(std::variant<T...>& value) {
+    uint8_t index = 0;
+    Raw(index);
+    if (index >= sizeof...(T)) ok_ = false;
+    size_t each = 0;
+    (void)((ok_ && each++ == index && (Get(value.template emplace<T>()), true)) || ...);
   }
 
  private:

@@ -8,6 +8,7 @@
 #include <compare>
 #include <cstdint>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace ropeteam {
@@ -61,6 +62,7 @@ struct ShardId {
 struct StepId {
   Incarnation incarnation = 0;
   Step step = 0;
+  auto Fields() { return std::tie(incarnation, step); }
   friend auto operator<=>(const StepId&, const StepId&) = default;
   std::string ToString() const;
 };

@@ -15,8 +15,9 @@ using EngineMessages =
     std::tuple<ReplicaReserve, ReplicaGrant, ReplicaArrived, ReplicaSeal, ReplicaSealed, ReplicaAbort,
                CopyQuery, Inventory, InventoryAck, LeaderState, LeaderStateAck, Question, Reply, FetchOpen,
                FetchGrant, FetchClose, BadCopy, CopyOrder, VerifyOrder, VerifyResult, DropCopy, DemoteCopy,
-               InventoryDelta, PersistOrder, PersistResult, StoredBad, FetchOrder, CheckStored, StoredChecked,
-               EncryptedSeal, EncryptedGrant, EncryptCopy, RangesOpen, RangesGrant, RangesClose>;
+               InventoryDelta, PersistOrder, PersistResult, StoredRead, FetchOrder, CheckStored,
+               StoredChecked, StorageOrder, StorageResult, EncryptedSeal, EncryptedGrant, EncryptCopy,
+               RangesOpen, RangesGrant, RangesClose>;
 // Payloads of a Question.
 using EngineQuestions =
     std::tuple<JoinQuestion, LatestQuestion, LocateQuestion, Nothing, VerifyQuestion, PersistQuestion,

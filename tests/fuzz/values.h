@@ -25,6 +25,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/base/ids.h"
@@ -66,9 +67,15 @@ class FromBytes {
       value = (Byte() & 1) != 0;
     } else if constexpr (std::is_enum_v<T> || std::integral<T>) {
       value = static_cast<T>(Number());
-    } else {
+    } else if constexpr (!std::is_same_v<T, std::monostate>) {
       std::apply([this](auto&&... field) { (Get(field), ...); }, value.Fields());
     }
+  }
+  template <typename... T>
+  void Get(std::variant<T...>& value) {
+    const size_t index = Byte() % sizeof...(T);
+    size_t each = 0;
+    (void)((each++ == index && (Get(value.template emplace<T>()), true)) || ...);
   }
   template <typename T>
   void Get(std::vector<T>& values) {
@@ -116,9 +123,15 @@ class ToBytes {
       Byte(value ? 1 : 0);
     } else if constexpr (std::is_enum_v<T> || std::integral<T>) {
       Number(static_cast<uint64_t>(value));
-    } else {
+    } else if constexpr (!std::is_same_v<T, std::monostate>) {
       std::apply([this](const auto&... field) { (Put(field), ...); }, const_cast<T&>(value).Fields());
     }
+    return *this;
+  }
+  template <typename... T>
+  ToBytes& Put(const std::variant<T...>& value) {
+    Byte(value.index());
+    std::visit([this](const auto& each) { Put(each); }, value);
     return *this;
   }
   template <typename T>
