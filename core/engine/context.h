@@ -55,9 +55,11 @@ class Context {
   IncarnationState incarnation;  // as the leader announced or granted it last
   Announcement announced;
   std::vector<RestoreNote> restores;  // as the leader announced them last
-  RankPolicy policy;     // the leader's last announcement, merged with what was known before (policy.h)
-  Epoch joined = 0;      // of the first view that had this instance
-  bool leaving = false;  // this node is drained: drainer.h
+  RankPolicy policy;          // the leader's last announcement, merged with what was known before (policy.h)
+  StepId stored_with_others;  // the newest step on storage that a leader of several nodes has announced
+  bool had_others = false;    // this instance was in a view with others
+  Epoch joined = 0;           // of the first view that had this instance
+  bool leaving = false;       // this node is drained: drainer.h
   bool inventory_dirty = false;  // the inventory for the leader has changed
   bool counters_dirty = false;   // the node's counters have changed; they may be reported late
 

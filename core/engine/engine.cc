@@ -108,6 +108,7 @@ void Engine::Impl::ApplyView(const View& view) {
   const View before = std::move(context_.view);
   context_.SetView(view);
   if (context_.joined == 0 && context_.Contains(context_.config.self)) context_.joined = view.epoch;
+  context_.had_others = context_.had_others || view.members.size() > 1;
   context_.settle_until = std::max(context_.settle_until, context_.now + view.settle_us);
   context_.to_self.clear();  // these are of the previous epoch; their sender asks again below
   context_.inventory_dirty = true;
@@ -120,6 +121,7 @@ void Engine::Impl::ApplyView(const View& view) {
   // The ranks of a lost node have left an incarnation without a token. Perhaps only the lost node had a record of them.
   if (lost && context_.incarnation.number != 0 && context_.incarnation.token.empty())
     context_.incarnation.broken = true;
+  parts_.desk.OnView(before);
   parts_.leader.OnView(before);
   parts_.holder.OnView();
   // Before the commit, a shard's owner makes its copies. A lost node may have held one.
@@ -175,6 +177,7 @@ void Engine::Impl::NoteLease() {
   ++context_.local.leases_lost;
   context_.inventory_dirty = true;
   parts_.leader.OnLeaseLost();
+  parts_.desk.OnLeaseLost();
   LOG_WARNING("the lease has expired: saves stay local and reads go on until membership renews it");
 }
 
@@ -278,12 +281,16 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
       return Handle<PersistOrder>(envelope, [&](auto& m) { p.persister.OnOrder(from, m); });
     case Kind::kPersistResult:
       return Handle<PersistResult>(envelope, [&](auto& m) { p.leader.OnPersistResult(from, m); });
-    case Kind::kStoredBad:
-      return Handle<StoredBad>(envelope, [&](auto& m) { p.leader.OnStoredBad(from, m); });
+    case Kind::kStoredRead:
+      return Handle<StoredRead>(envelope, [&](auto& m) { p.leader.OnStoredRead(from, m); });
     case Kind::kCheckStored:
       return Handle<CheckStored>(envelope, [&](auto& m) { p.persister.OnCheck(from, m); });
     case Kind::kStoredChecked:
-      return Handle<StoredChecked>(envelope, [&](auto& m) { p.leader.OnStoredChecked(from, m); });
+      return;  // leaders before protocol 9 ask for it
+    case Kind::kStorageOrder:
+      return Handle<StorageOrder>(envelope, [&](auto& m) { p.desk.OnOrder(from, m); });
+    case Kind::kStorageResult:
+      return Handle<StorageResult>(envelope, [&](auto& m) { p.leader.OnStorageResult(from, m); });
     case Kind::kFetchOrder:
       return Handle<FetchOrder>(envelope, [&](auto& m) {
         if (from == context_.view.leader) p.fetcher.Fetch(m.shard.id, [](const Status&) {});
@@ -346,6 +353,8 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
     announced.ended[found.step.id] = engine::Explain(found);
   for (const DroppedStep& dropped : state.dropped)
     announced.ended[dropped.step.id] = engine::Explain(dropped);
+  if (context_.view.members.size() > 1 && !state.persisted.empty())
+    context_.stored_with_others = state.persisted.front().id;
   if (announced.persisting != context_.announced.persisting) context_.inventory_dirty = true;
   // A leader of version 8 does not count restores. The notes are kept for the next leader.
   if (context_.protocol >= 9 && state.restores != context_.restores) {

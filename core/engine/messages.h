@@ -51,7 +51,7 @@ enum class Kind : uint16_t {
   kInventoryDelta = 23,
   kPersistOrder = 24,
   kPersistResult = 25,
-  kStoredBad = 26,
+  kStoredRead = 26,
   kFetchOrder = 27,
   kCheckStored = 28,
   kStoredChecked = 29,
@@ -63,6 +63,8 @@ enum class Kind : uint16_t {
   kRangesOpen = 35,
   kRangesGrant = 36,
   kRangesClose = 37,
+  kStorageOrder = 38,
+  kStorageResult = 39,
 };
 
 // Requests that any member answers within a round trip if the path to it works, and their answers.
@@ -602,7 +604,9 @@ struct PersistOrder {
   ShardKey shard;
   Phase phase = Phase::kName;
   std::vector<std::string> taken;  // names already used by files of lower ranks
-  auto Fields() { return std::tie(shard, phase, taken); }
+  std::string proof;               // of the keeper of storage; empty: the leader speaks an older version
+  uint32_t attempt = 0;            // grows if what was written is not there
+  auto Fields() { return Tie(shard, phase, taken, Since<9>(proof), Since<9>(attempt)); }
 };
 struct PersistResult {
   static constexpr Kind kKind = Kind::kPersistResult;
@@ -614,16 +618,17 @@ struct PersistResult {
   StoredRank stored;               // kWrite
   auto Fields() { return std::tie(shard, phase, code, message, names, stored); }
 };
-// The step's data on storage is damaged.
-struct StoredBad {
-  static constexpr Kind kKind = Kind::kStoredBad;
+// What a load of the shard from storage has found. Before protocol 9: kOk says that the bytes are not the committed
+// ones, and the leader takes every report for damage.
+struct StoredRead {
+  static constexpr Kind kKind = Kind::kStoredRead;
   ShardKey shard;
   uint64_t stream_bytes = 0;
-  Code code = Code::kOk;  // of the load; kOk: the bytes loaded, but are not the committed ones
+  Code code = Code::kOk;
   std::string why;
   auto Fields() { return std::tie(shard, stream_bytes, code, why); }
 };
-// Read the shard from storage and report whether it is good. The bytes read are not kept.
+// From leaders before protocol 9. Read the shard from storage and report whether it is good. The bytes read are not kept.
 struct CheckStored {
   static constexpr Kind kKind = Kind::kCheckStored;
   ShardKey shard;
@@ -637,12 +642,32 @@ struct StoredChecked {
   std::string message;
   auto Fields() { return std::tie(shard, code, message); }
 };
-// Fetch a copy of the shard: a node that reads it from storage stalls.
+// Fetch a copy of the shard: another node cannot read it from storage.
 struct FetchOrder {
   static constexpr Kind kKind = Kind::kFetchOrder;
   ShardKey shard;
   auto Fields() { return std::tie(shard); }
 };
+// Do this on your storage. Orders with numbers below `oldest` are answered or given up.
+struct StorageOrder {
+  static constexpr Kind kKind = Kind::kStorageOrder;
+  uint64_t number = 0;  // the leader's own
+  uint64_t oldest = 0;
+  RemoteWork work;
+  auto Fields() { return std::tie(number, oldest, work); }
+};
+// `stalled`: it has made no progress for a minute, and the answer follows.
+struct StorageResult {
+  static constexpr Kind kKind = Kind::kStorageResult;
+  uint64_t number = 0;
+  bool stalled = false;
+  Code code = Code::kOk;
+  std::string message;
+  std::variant<std::monostate, StoredList, StoredStep, StorageProof> result;
+  auto Fields() { return std::tie(number, stalled, code, message, result); }
+};
+// The first protocol version with these two.
+inline constexpr uint32_t kStorageOrdersSince = 9;
 struct VerifyOrder {
   static constexpr Kind kKind = Kind::kVerifyOrder;
   uint64_t number = 0;

@@ -21,6 +21,7 @@
 #include "core/engine/replicator.h"
 #include "core/engine/scrubber.h"
 #include "core/engine/sessions.h"
+#include "core/engine/storage_desk.h"
 #include "core/engine/storage_works.h"
 #include "core/engine/transfers.h"
 
@@ -45,7 +46,8 @@ struct Parts {
         sessions(this),
         drainer(this),
         links(this),
-        leader(&context, &storage) {}
+        desk(&context, &storage),
+        leader(&context, &desk) {}
 
   Context context;
   Memory memory;
@@ -64,6 +66,7 @@ struct Parts {
   Sessions sessions;
   Drainer drainer;
   Links links;
+  StorageDesk desk;
   Leader leader;
 };
 
