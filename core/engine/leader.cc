@@ -18,7 +18,7 @@ void Leader::Begin() {
   redundancy_.Clear();
   drops_.Begin();
   stored_.Begin();
-  hold_.Release();
+  hold_.Begin();
   restores_.Begin();
   damage_.Begin();
   policy_.Begin();
@@ -43,6 +43,7 @@ void Leader::Begin() {
   state_ = LeaderState();
   sequence_ = 0;
   next_restore_ = context_.now + kRestoreEveryUs;
+  keeper_.Begin();  // last: the others do not wait for its answers any more
 }
 
 Leader::MemberState* Leader::Find(NodeId node) {
@@ -84,6 +85,8 @@ void Leader::OnView(const View& before) {
         return member.inventory().short_of_memory;
       })));
   roster_.OnView();
+  keeper_.OnView();
+  stored_.OnView();
   verifier_.OnView();
   persistence_.OnView();
   latest_.TakeWaiting();  // they ask again in this epoch
@@ -185,15 +188,12 @@ void Leader::OnPersistResult(NodeId from, const PersistResult& result) {
   if (Find(from) != nullptr && may_decide()) persistence_.OnResult(from, result);
 }
 
-void Leader::OnStoredBad(NodeId from, const StoredBad& bad) {
-  if (Find(from) == nullptr) return;
-  stored_.MarkDamaged(StepOf(bad.shard.id), bad.why);
-  // Another job's steps (restore_from) are not marked.
-  if (!stored_.IsOfSource(StepOf(bad.shard.id))) damage_.OnBad(from, bad);
+void Leader::OnStoredRead(NodeId from, const StoredRead& read) {
+  if (Find(from) != nullptr) damage_.OnRead(from, read);
 }
 
-void Leader::OnStoredChecked(NodeId from, const StoredChecked& checked) {
-  if (Find(from) != nullptr) damage_.OnChecked(from, checked);
+void Leader::OnStorageResult(NodeId from, const StorageResult& result) {
+  if (Find(from) != nullptr) keeper_.OnResult(from, result);
 }
 
 // A shard that was saved in an earlier session may be on a missing node. If none is missing, the table has it.
@@ -554,6 +554,7 @@ void Leader::OnTimer() {
     if (complete()) RestoreAndTrim();
   }
   verifier_.OnTimer();
+  keeper_.OnTimer();
   stored_.OnTimer();
   damage_.OnTimer();
   restores_.OnTimer();
@@ -570,8 +571,8 @@ TimeUs Leader::NextTimer() const {
                      redundancy_.NeedsWork(state_.keep, incarnations_.current().number)))
     due = std::min(due, next_restore_);
   if (complete()) due = std::min(due, persistence_.NextTimer());
-  return std::min(
-      {due, verifier_.NextTimer(), stored_.NextTimer(), damage_.NextTimer(), restores_.NextTimer()});
+  return std::min({due, verifier_.NextTimer(), keeper_.NextTimer(), stored_.NextTimer(), damage_.NextTimer(),
+                   restores_.NextTimer()});
 }
 
 void Leader::CheckInvariants() const {

@@ -15,7 +15,7 @@
 // The nodes' inventories repeat it to the next leader.
 //
 // Leader keeps the members' inventories and the announcement. Other classes decide from them: Incarnations (admission),
-// Latest (the pin), PlanRetention(), Redundancy (orders to copy) and Verifier.
+// Latest (the pin), PlanRetention(), Redundancy (orders to copy), StorageKeeper (storage) and Verifier.
 //
 // The leader decides nothing (admits no rank, pins, announces and orders nothing) without a lease. A new leader also
 // waits until no former leader can act any more, whether it has left the view or is a member of it (View::settle_us).
@@ -50,20 +50,21 @@ namespace ropeteam::engine {
 
 class Leader {
  public:
-  Leader(Context* context, StorageWorks* storage)
+  Leader(Context* context, StorageDesk* desk)
       : context_(*context),
         incarnations_(context),
-        stored_(context, storage, &incarnations_.current()),
-        restores_(context, storage, &hold_, &stored_),
+        keeper_(context, desk),
+        stored_(context, &keeper_, &incarnations_.current()),
+        restores_(context, &keeper_, &hold_, &stored_),
         roster_(context),
         latest_(context, &table_, &incarnations_, &stored_, &restores_, &roster_),
         redundancy_(context, &table_),
-        hold_(storage),
-        damage_(context, storage, &hold_),
+        hold_(&keeper_, [this] { return StoreNeedsNoWitness(); }),
+        damage_(context, &keeper_, &hold_, &stored_),
         policy_(context),
         persistence_(
-            context, storage, &hold_, &table_, &stored_, &policy_, [this] { return ReadOnStorage(); },
-            [this] { return KeepByRanks(); }),
+            context, &keeper_, &hold_, &roster_, &table_, &stored_, &policy_,
+            [this] { return ReadOnStorage(); }, [this] { return KeepByRanks(); }),
         verifier_(context) {}
 
   void OnView(const View& before);
@@ -73,8 +74,8 @@ class Leader {
   void OnQuestion(NodeId from, const Question& question);
   void OnVerifyResult(NodeId from, const VerifyResult& result);
   void OnPersistResult(NodeId from, const PersistResult& result);
-  void OnStoredBad(NodeId from, const StoredBad& bad);
-  void OnStoredChecked(NodeId from, const StoredChecked& checked);
+  void OnStoredRead(NodeId from, const StoredRead& read);
+  void OnStorageResult(NodeId from, const StorageResult& result);
   void Flush();  // at the end of an input: decides again and announces what has changed
   void OnTimer();
   void OnLease();  // there is one again
@@ -171,6 +172,7 @@ class Leader {
   Status CheckFlags(uint64_t persist_every, uint64_t keep_on_storage) const;
   Result<uint64_t> KeepByRanks() const;  // as Persistence::Keep
   PolicyReport DescribePolicy() const;
+  Result<StepId> StepToQuarantine(const QuarantineQuestion& quarantine) const;
   void AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine);
   void AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop);
   void AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drain);
@@ -178,10 +180,11 @@ class Leader {
   RosterReport DescribeRoster() const;
   bool LatestIsSafe() const;  // the newest committed step can be produced without the leaving nodes
   // Fills in what a node needs to read the shard from storage. kUnavailable: another node reads it, or its manifest is
-  // being read. kNotFound: it is not on storage. `stalled`: the read on the node that asks makes no progress, so
-  // another node is to read it.
+  // being read. kNotFound: it is not on storage. `stalled`: the read on the node that asks makes no progress or has
+  // failed, so another node is to read it.
   Status OfferStored(NodeId asker, bool stalled, LocateReply* reply);
   uint32_t WorldSizeOf(const StepId& id);
+  bool StoreNeedsNoWitness() const;
   std::vector<StepId> ReadOnStorage();  // steps that are being restored or read
   StepReport Describe(const StepId& id, const StepTable::StepState& step) const;
   void NoteRestores(const StepId& id, StepReport* report) const;
@@ -198,6 +201,7 @@ class Leader {
   std::map<uint64_t, size_t> acked_;
   StepTable table_;
   Incarnations incarnations_;
+  StorageKeeper keeper_;
   StoredSteps stored_;
   Restores restores_;
   Roster roster_;
@@ -243,7 +247,7 @@ class Leader {
   struct Loader {
     NodeId node = kNoNode;
     TimeUs until = 0;
-    std::set<NodeId> stalled;  // nodes where reading it makes no progress
+    std::set<NodeId> stalled;  // nodes where reading it makes no progress, or has failed
   };
   bool IsOver(const ShardId& shard, const Loader& loader);
   NodeId StandIn(const ShardId& shard, const Loader& loader) const;

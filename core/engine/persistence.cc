@@ -188,7 +188,7 @@ void Persistence::OnConfirmed(const Status& status) {
     return EndRun();
   }
   if (!status.ok()) {
-    HaveTrouble("this node does not hold storage: " + status.ToString());
+    HaveTrouble("storage is not held: " + status.ToString());
     run_->confirm_at = context_.now + run_->confirm_after;
     run_->confirm_after = std::min(2 * run_->confirm_after, kHoldAgainUs);
     return;
@@ -224,8 +224,11 @@ void Persistence::BeginPhase(Run::Phase phase) {
   run_->progress_at = context_.now;
   run_->trouble.clear();
   if (phase == Run::Phase::kManifest) {
-    run_->manifest_at = context_.now;
-    if (!run_->confirming) Confirm();
+    if (run_->manifest_at > context_.now) {
+      run_->confirm_at = run_->manifest_at;
+    } else if (!run_->confirming) {
+      Confirm();
+    }
     return;
   }
   run_->waiting.clear();
@@ -330,6 +333,8 @@ void Persistence::SendOrder(Rank rank, Order* order) {
   message.shard.id = {run_->step.id.incarnation, run_->step.id.step, rank};
   message.phase = run_->phase == Run::Phase::kName ? PersistOrder::Phase::kName : PersistOrder::Phase::kWrite;
   message.taken = run_->ranks[rank].taken;
+  message.proof = hold_.proof();
+  message.attempt = run_->attempt;
   order->again_at = context_.now + order->again_after;
   order->again_after = std::min(2 * order->again_after, kOrderAgainMaxUs);
   run_->orders_due = std::min(run_->orders_due, order->again_at);
@@ -453,14 +458,15 @@ void Persistence::PutManifest() {
   step->metadata = run_->metadata;
   for (const RankWork& work : run_->ranks) step->ranks.push_back(work.stored);
   run_->writing_manifest = true;
-  works_.Start(
+  keeper_.Start(
       WriteManifest{step},
       [this, step, generation = generation_](const Status& status, const StorageDone&) {
         if (generation == generation_) OnManifest(step->id, step, status);
       },
       [this, number = run_->number] {
-        if (run_ && run_->number == number)
-          HaveTrouble("writing its manifest has made no progress for a minute");
+        if (!run_ || run_->number != number) return;
+        HaveTrouble("writing its manifest has made no progress for a minute");
+        keeper_.PassOn(std::string(run_->trouble));
       });
 }
 
@@ -477,6 +483,15 @@ void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const Store
   }
   if (status.code() == Code::kAlreadyExists) return Abandon("its manifest was refused: " + status.message());
   HaveTrouble("its manifest: " + status.ToString());
+  if (WordOf(status.code()) == StoredWord::kNotHere) {
+    // Writing everything again costs, so the pauses grow also if each attempt makes progress.
+    const uint32_t doubled = std::min(run_->attempt++, 5u);
+    run_->manifest_at = context_.now + std::min(kRetryUs << doubled, kRetryMaxUs);
+    const std::string trouble = run_->trouble;
+    BeginPhase(Run::Phase::kWrite);
+    run_->trouble = trouble;
+    return;
+  }
   run_->manifest_at = run_->confirm_at = context_.now + RetryAfter();
 }
 
@@ -498,14 +513,14 @@ void Persistence::Prune() {
 
 void Persistence::StartPruning(uint64_t keep) {
   pruning_.insert(keep);
-  works_.Start(PruneStored{in_use_(), keep}, [this, keep, generation = generation_](const Status& status,
-                                                                                    const StorageDone& done) {
+  const auto done = [this, keep, generation = generation_](const Status& status, const StorageDone& result) {
     pruning_.erase(pruning_.find(keep));
-    const auto* gone = std::get_if<StoredList>(&done.result);
+    const auto* gone = std::get_if<StoredList>(&result.result);
     if (generation == generation_ && gone != nullptr) stored_.Remove(gone->steps);
     if (!status.ok())
       LOG_WARNING("steps on storage that no rule keeps are not deleted: %s", status.ToString().c_str());
-  });
+  };
+  keeper_.StartAt(keeper_.keeper(), PruneStored{in_use_(), keep}, done);
 }
 
 void Persistence::LookAtHomeless() {
@@ -513,7 +528,7 @@ void Persistence::LookAtHomeless() {
   GiveOrders();
   if (run_->homeless.empty()) return;
   const StepTable::StepState* step = table_.Find(run_->step.id);
-  const bool all_here = context_.view.members.size() >= context_.view.settings.nodes;
+  const bool all_here = roster_.Missing() == 0;
   for (const Rank rank : run_->homeless) {
     if (step != nullptr && step->world_size == run_->world_size && step->ranks[rank].producible) continue;
     // An absent node with a copy may come back, but the wait is bounded.

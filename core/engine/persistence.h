@@ -19,9 +19,9 @@
 //   persisted     its manifest is on storage                                    ranks are told PERSISTED
 // clang-format on
 //
-// A begun step waits until this node holds storage (storage_hold.h). Then it goes through three phases. First a node
-// with a good copy of each shard names its files, the owner if possible. Then each shard is written by one node. Then
-// this node writes the manifest.
+// A begun step waits until the keeper holds storage (storage_hold.h). Then it goes through three phases. First a node
+// with a good copy of each shard names its files, the owner if possible. Then each shard is written by one node that sees
+// the keeper's lock. Then the keeper writes the manifest, if it sees every file; if not, the shards are written again.
 // The hold is confirmed regularly, and again before the manifest; without the hold nothing is ordered. Names come first
 // because two ranks may want the same one: the lowest rank gets it. All of this is soft state. A new leader learns from
 // the inventories which steps were being persisted, and begins them again. It uses files that already exist.
@@ -43,9 +43,9 @@
 #include "core/base/log.h"
 #include "core/engine/context.h"
 #include "core/engine/policy.h"
+#include "core/engine/roster.h"
 #include "core/engine/step_table.h"
 #include "core/engine/storage_hold.h"
-#include "core/engine/storage_works.h"
 #include "core/engine/stored_steps.h"
 
 namespace ropeteam::engine {
@@ -57,11 +57,12 @@ class Persistence {
   // How many steps ranks want to keep on storage; 0: not set. kUnavailable: not known yet. With any other error the
   // number is in doubt, and nothing is deleted.
   using Keep = std::function<Result<uint64_t>()>;
-  Persistence(Context* context, StorageWorks* works, StorageHold* hold, const StepTable* table,
-              StoredSteps* stored, const Policy* policy, InUse in_use, Keep keep)
+  Persistence(Context* context, StorageKeeper* keeper, StorageHold* hold, const Roster* roster,
+              const StepTable* table, StoredSteps* stored, const Policy* policy, InUse in_use, Keep keep)
       : context_(*context),
-        works_(*works),
+        keeper_(*keeper),
         hold_(*hold),
+        roster_(*roster),
         table_(*table),
         stored_(*stored),
         policy_(*policy),
@@ -161,6 +162,7 @@ class Persistence {
     TimeUs progress_at = 0;
     std::string trouble;  // since progress_at
     TimeUs warned_at = 0;
+    uint32_t attempt = 0;  // counts how often the shards are written
     bool writing_manifest = false;
     TimeUs manifest_at = 0;
   };
@@ -200,8 +202,9 @@ class Persistence {
   void StartPruning(uint64_t keep);
 
   Context& context_;
-  StorageWorks& works_;
+  StorageKeeper& keeper_;
   StorageHold& hold_;
+  const Roster& roster_;
   const StepTable& table_;
   StoredSteps& stored_;
   const Policy& policy_;

@@ -14,7 +14,8 @@ void Persister::OnOrder(NodeId from, const PersistOrder& order) {
   if (from != context.view.leader) return;
   const Key key{order.shard.id, order.phase};
   const auto known = jobs_.find(key);
-  if (known == jobs_.end() || (!known->second.running && known->second.taken != order.taken))
+  if (known == jobs_.end() || (!known->second.running && (known->second.order.taken != order.taken ||
+                                                          known->second.order.attempt != order.attempt)))
     return Begin(order);
   if (known->second.running && !known->second.stalled) return;
   context.Send(from, known->second.result);
@@ -41,7 +42,7 @@ void Persister::OnStalled(const Key& key) {
 void Persister::Begin(const PersistOrder& order) {
   Context& context = parts_.context;
   const Key key{order.shard.id, order.phase};
-  jobs_[key] = {order.taken, true, false, {}};
+  jobs_[key] = {order, true, false, {}};
   const SealedShard* sealed = context.store.Find(key.first);
   if (sealed == nullptr || !sealed->encrypted()) return Write(key);
   // Storage gets plaintext, like every reader.
@@ -74,9 +75,10 @@ void Persister::Write(const Key& key) {
   auto done = [this, key, token = *lease](const Status& status, const StorageDone& result) {
     OnDone(key, token, status, result);
   };
+  const PersistOrder& order = jobs_.at(key).order;
   StorageWork work = key.second == PersistOrder::Phase::kName
                          ? StorageWork(std::move(shard))
-                         : StorageWork(WriteShard{std::move(shard), jobs_.at(key).taken});
+                         : StorageWork(WriteShard{std::move(shard), order.taken, order.proof});
   parts_.storage.Start(std::move(work), std::move(done), [this, key] { OnStalled(key); });
 }
 

@@ -40,7 +40,7 @@ class Persister {
  private:
   using Key = std::pair<ShardId, PersistOrder::Phase>;
   struct Job {
-    std::vector<std::string> taken;
+    PersistOrder order;
     bool running = false;
     bool stalled = false;
     PersistResult result;  // set if the job is not running, or stalls

@@ -143,7 +143,7 @@ void Restores::Store(const RestoreNote& note) {
                status.ToString().c_str());
     };
     if (!held.ok()) return ended(held, {});
-    works_.Start(NoteStored{note}, ended);
+    keeper_.Start(NoteStored{note}, ended);
   });
 }
 

@@ -23,7 +23,6 @@
 
 #include "core/engine/context.h"
 #include "core/engine/storage_hold.h"
-#include "core/engine/storage_works.h"
 #include "core/engine/stored_steps.h"
 
 namespace ropeteam::engine {
@@ -33,8 +32,8 @@ inline constexpr uint32_t kRestoresSince = 9;
 
 class Restores {
  public:
-  Restores(Context* context, StorageWorks* works, StorageHold* hold, const StoredSteps* stored)
-      : context_(*context), works_(*works), hold_(*hold), stored_(*stored) {}
+  Restores(Context* context, StorageKeeper* keeper, StorageHold* hold, const StoredSteps* stored)
+      : context_(*context), keeper_(*keeper), hold_(*hold), stored_(*stored) {}
 
   void Begin();  // to lead, or no longer: starts from this node's last known notes
   void Learn(const std::vector<RestoreNote>& notes);
@@ -71,7 +70,7 @@ class Restores {
   void Store(const RestoreNote& note);
 
   Context& context_;
-  StorageWorks& works_;
+  StorageKeeper& keeper_;
   StorageHold& hold_;
   const StoredSteps& stored_;
   std::map<StepId, RestoreNote> notes_;

@@ -1,52 +1,101 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/engine/storage_hold.h"
 
-#include "core/base/check.h"
+#include <algorithm>
+#include <memory>
+#include <utility>
+
 #include "core/base/log.h"
 
 namespace ropeteam::engine {
 
 void StorageHold::Confirm(Then then) {
   waiting_.push_back(std::move(then));
-  if (!busy_) Ask();
+  if (asking_) return;
+  asking_ = asked_ = true;
+  ++request_;
+  order_ = keeper_.Start(
+      HoldStorage{}, [this](const Status& status, const StorageDone& done) { OnHeld(status, done); },
+      [this] {
+        trouble_ = "taking hold of storage has made no progress for a minute";
+        LOG_WARNING("storage hangs: %s", trouble_.c_str());
+        keeper_.PassOn(trouble_);
+      });
 }
 
-void StorageHold::Ask() {
-  ROPETEAM_CHECK(!busy_ && !release_);
-  busy_ = asked_ = true;
-  works_.Start(
-      HoldStorage{},
-      [this](const Status& status, const StorageDone&) {
-        busy_ = false;
-        trouble_.clear();
-        if (release_) return LetGo();
-        for (const Then& then : std::exchange(waiting_, {})) then(status);
-      },
-      [this] { OnStalled("taking hold of storage has made no progress for a minute"); });
+void StorageHold::OnHeld(const Status& status, const StorageDone& done) {
+  trouble_.clear();
+  if (status.ok()) {
+    const auto* proof = std::get_if<StorageProof>(&done.result);
+    if (proof == nullptr || proof->text == proof_) return Answer(OkStatus());
+    return FindWitness(proof->text);
+  }
+  const bool by_lock = status.code() == Code::kUnavailable || status.code() == Code::kAlreadyExists;
+  if (!by_lock) keeper_.PassOn(status.ToString());
+  Answer(status);
+}
+
+void StorageHold::FindWitness(const std::string& proof) {
+  std::vector<NodeId> nodes = keeper_.nodes();
+  nodes.erase(nodes.begin());
+  if (nodes.empty() && !needs_no_witness_())
+    return Answer(Error(Code::kUnavailable,
+                        "this node is alone, and lists no step that others know of: no other node can say "
+                        "whether this is the job's store"));
+  if (nodes.empty()) {
+    proof_ = proof;
+    return Answer(OkStatus());
+  }
+  std::rotate(nodes.begin(), nodes.begin() + static_cast<ptrdiff_t>(witnesses_failed_ % nodes.size()),
+              nodes.end());
+  nodes.resize(std::min(nodes.size(), kWitnessesMax));
+  const auto left = std::make_shared<size_t>(nodes.size());
+  const auto answered = [this, request = request_, keeper = keeper_.keeper(), proof,
+                         left](const Status& status) {
+    if (request != request_ || !asking_) return;
+    if (keeper != keeper_.keeper())
+      return Answer(Error(Code::kUnavailable, "storage has got another keeper"));
+    if (status.ok()) {
+      proof_ = proof;
+      witnesses_failed_ = 0;
+      return Answer(OkStatus());
+    }
+    ++witnesses_failed_;
+    if (--*left != 0) return;
+    const std::string why = "no other node sees the lock that it has taken there: " + status.ToString();
+    keeper_.PassOn(why);
+    Answer(Error(Code::kUnavailable, "%s", why.c_str()));
+  };
+  for (const NodeId node : nodes) {
+    const auto first = std::make_shared<bool>(true);  // a node that hangs and answers later counts once
+    const auto once = [answered, first](const Status& status) {
+      if (std::exchange(*first, false)) answered(status);
+    };
+    keeper_.StartAt(
+        node, ProveStorage{proof}, [once](const Status& status, const StorageDone&) { once(status); },
+        [once] { once(Error(Code::kUnavailable, "it makes no progress for a minute")); });
+  }
+}
+
+void StorageHold::Answer(const Status& status) {
+  asking_ = false;
+  if (!status.ok()) proof_.clear();
+  for (const Then& then : std::exchange(waiting_, {})) then(status);
+}
+
+void StorageHold::Begin() {
+  waiting_.clear();
+  keeper_.GiveUp(order_);
+  ++request_;
+  asking_ = asked_ = false;
+  proof_.clear();
+  trouble_.clear();
 }
 
 void StorageHold::Release() {
-  waiting_.clear();
-  release_ = asked_;
-  if (release_ && !busy_) LetGo();
-}
-
-void StorageHold::LetGo() {
-  busy_ = true;
-  release_ = asked_ = false;
-  works_.Start(
-      ReleaseStorage{},
-      [this](const Status&, const StorageDone&) {
-        busy_ = false;
-        trouble_.clear();
-        if (!waiting_.empty()) Ask();
-      },
-      [this] { OnStalled("releasing storage has made no progress for a minute"); });
-}
-
-void StorageHold::OnStalled(const char* what) {
-  if (trouble_.empty()) LOG_WARNING("storage hangs: %s", what);
-  trouble_ = what;
+  const bool asked = asked_;
+  Begin();
+  if (asked) keeper_.Start(ReleaseStorage{}, [](const Status&, const StorageDone&) {});
 }
 
 }  // namespace ropeteam::engine
