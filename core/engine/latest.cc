@@ -67,12 +67,19 @@ Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& 
     // The job has steps of its own in memory, so it does not begin from another job's steps.
     if (floor && (!(*floor < *newest) || stored_.IsOfSource(*newest))) break;
     if (const std::shared_ptr<const StoredStep> manifest = stored_.Manifest(*newest)) {
+      manifest_waits_since_ = 0;
       if (!stored_.IsOfSource(*newest)) restores_.LearnStored(manifest->restored);
       if (of == Of::kAll || !restores_.Holds(*newest)) return newest;
       end = *newest;
       continue;
     }
     if (!stored_.Has(*newest)) continue;  // damaged: try the next older one
+    if (manifest_waits_since_ == 0) manifest_waits_since_ = context_.now;
+    if (floor && manifest_waits_since_ + context_.view.settings.wait_for_missing_us <= context_.now) {
+      LOG_WARNING("%s on storage is newer than %s, and cannot be read: it goes on without",
+                  newest->ToString().c_str(), floor->ToString().c_str());
+      return std::optional<StepId>();
+    }
     return Error(Code::kUnavailable, "the manifest of %s on storage is being read%s",
                  newest->ToString().c_str(), stored_.Because().c_str());
   }
@@ -148,23 +155,38 @@ Result<std::optional<StepId>> Latest::Pinned() const {
       incarnation.pin.ToString().c_str());
 }
 
+// Members that joined after the newest commit know the step, but not the roster that had it.
+bool Latest::RosterIsUnknown() const {
+  const StepId known = NewestKnown();
+  return roster_.record().revision == 0 && context_.protocol >= kRosterSince && known != StepId() &&
+         !Available(known);
+}
+
 // A missing node may hold a step that no member has. It is often on its way as long as ranks are missing, too.
 std::string Latest::WhyWait() const {
   const StepId known = NewestKnown();
   const uint32_t ranks = incarnations_.ranks_present();
   const uint32_t world = incarnations_.current().world_size;
-  if (roster_.Missing() == 0) return {};
+  if (roster_.Missing() == 0 && !RosterIsUnknown()) return {};
   if (known != StepId() && !Available(known))
     return "committed " + known.ToString() + " cannot be produced without them";
   if (!roster_.MayChoose()) return "they may know of a newer commit";
   return ranks < world ? std::to_string(ranks) + " of " + std::to_string(world) + " ranks are here" : "";
 }
 
+std::string Latest::NamesOfMissing() const {
+  return roster_.Missing() == 0 ? "nodes whose names no member knows" : roster_.NamesOfMissing();
+}
+
+void Latest::NoneMissing() {
+  if (!RosterIsUnknown()) missing_since_ = 0;
+}
+
 std::string Latest::Waiting() const {
   const TimeUs until = missing_since_ + context_.view.settings.wait_for_missing_us;
   const std::string why = WhyWait();
   if (missing_since_ == 0 || until <= context_.now || why.empty()) return {};
-  return "missing " + roster_.NamesOfMissing() + ": " + why + "; waits " +
+  return "missing " + NamesOfMissing() + ": " + why + "; waits " +
          std::to_string((until - context_.now + 999'999) / 1'000'000) +
          " s more, or until `ropeteam forget` gives them up";
 }
@@ -180,8 +202,7 @@ Status Latest::WaitForMissing() {
   if (!waiting.empty()) return Error(Code::kUnavailable, "%s", waiting.c_str());
   if (said_for_ == incarnations_.current().number) return OkStatus();
   said_for_ = incarnations_.current().number;
-  LOG_WARNING("missing %s: %s; waited %llu s and goes on without them", roster_.NamesOfMissing().c_str(),
-              why.c_str(),
+  LOG_WARNING("missing %s: %s; waited %llu s and goes on without them", NamesOfMissing().c_str(), why.c_str(),
               static_cast<unsigned long long>(context_.view.settings.wait_for_missing_us / 1'000'000));
   return OkStatus();
 }
@@ -200,7 +221,6 @@ Result<StepId> Latest::Resolve(Incarnation asking) {
 
 Result<StepId> Latest::Choose(Incarnation asking) {
   const IncarnationState& incarnation = incarnations_.current();
-  const JobSettings& settings = context_.view.settings;
   if (const std::optional<StepId> later = stored_.Newest(); later && asking < later->incarnation)
     return Error(Code::kStale, "storage has %s, of an incarnation after this one: restart the world",
                  later->ToString().c_str());
@@ -223,9 +243,7 @@ Result<StepId> Latest::Choose(Incarnation asking) {
     LOG_WARNING("committed %s cannot be produced and is given up, offering %s", id.ToString().c_str(),
                 newest->ToString().c_str());
   }
-  if (!newest && !stored_.source_damage().empty())
-    return Error(Code::kCorrupt, "no step of %s is good: %s", settings.restore_from.c_str(),
-                 stored_.source_damage().c_str());
+  if (!newest) ROPETEAM_RETURN_IF_ERROR(NothingGood());
   const StepId chosen = newest.value_or(StepId());
   if (!has_other && newest)
     LOG_WARNING("all steps are quarantined: %s, the newest, is offered anyway", newest->ToString().c_str());
@@ -246,12 +264,25 @@ Result<StepId> Latest::Choose(Incarnation asking) {
   return *newest;
 }
 
+// Storage has steps, and every one is damaged: the job does not begin from nothing unless an operator says so.
+Status Latest::NothingGood() const {
+  std::set<StepId> given_up;
+  for (const RestoreNote& note : restores_.notes())
+    if (note.quarantined && note.by_hand) given_up.insert(note.step);
+  const std::string damage = stored_.Damage(given_up);
+  if (damage.empty()) return OkStatus();
+  return Error(Code::kCorrupt,
+               "no step on storage is good, the newest is %s; `ropeteam quarantine STEP` gives one up",
+               damage.c_str());
+}
+
 Result<StepId> Latest::NewestPersisted() {
   if (!stored_.used()) return Error(Code::kUnsupported, "this job has no storage");
   Result<std::optional<StepId>> stored = NewestStored(std::nullopt, {UINT64_MAX, 0}, Of::kOffered);
   if (stored.ok() && !*stored) stored = NewestStored(std::nullopt, {UINT64_MAX, 0}, Of::kAll);
   if (!stored.ok()) return stored.status();
-  if (!*stored) return Error(Code::kNotFound, "there is no good step on storage");
+  ROPETEAM_RETURN_IF_ERROR(*stored ? OkStatus() : NothingGood());
+  if (!*stored) return Error(Code::kNotFound, "there is no step on storage");
   return **stored;
 }
 

@@ -36,7 +36,7 @@ class Latest {
     OnListAgain();
   }
   // A new listing of storage has begun.
-  void OnListAgain() { waits_since_ = note_waits_since_ = 0; }
+  void OnListAgain() { waits_since_ = note_waits_since_ = manifest_waits_since_ = 0; }
   // `asking`: the incarnation of the asking rank, which is the current one; 0: an operator asks. The first rank that
   // asks fixes the choice for its whole incarnation, unless the incarnation has a step of its own. As long as no rank
   // was told, the choice is made again in two cases: the step cannot be produced, or a newer committed step can be
@@ -68,7 +68,7 @@ class Latest {
   Result<StepId> ResolveStep(const LocateQuestion& locate) const;
 
   // No node is missing: a later wait for nodes starts from zero.
-  void NoneMissing() { missing_since_ = 0; }
+  void NoneMissing();
 
   // Questions that are answered once every member has the pin, so that a later leader cannot choose another.
   using Questions = std::map<std::pair<NodeId, uint64_t>, LatestQuestion>;
@@ -89,7 +89,9 @@ class Latest {
   // The pin, if the choice stands; nullopt: there is a choice to make.
   Result<std::optional<StepId>> Pinned() const;
   bool BetterThanPin() const;
+  bool RosterIsUnknown() const;
   std::string WhyWait() const;  // empty: a choice needs to wait for no node
+  std::string NamesOfMissing() const;
   Status WaitForMissing();
   Result<StepId> Choose(Incarnation asking);
   // The newest that can be produced from memory.
@@ -99,6 +101,7 @@ class Latest {
   Result<std::optional<StepId>> NewestStored(const std::optional<StepId>& floor, const StepId& end, Of of);
   // The newest step in memory or on storage that is older than `end`.
   Result<std::optional<StepId>> NewestBefore(const StepId& end, Of of);
+  Status NothingGood() const;  // kCorrupt
   // Reads a step's restore count from storage, also for a step in memory. False: the count is not read yet.
   bool KnowsRestores(const StepId& id);
 
@@ -110,6 +113,7 @@ class Latest {
   const Roster& roster_;
   TimeUs waits_since_ = 0;  // waiting for the listing since then; 0: no question has come yet
   TimeUs note_waits_since_ = 0;
+  TimeUs manifest_waits_since_ = 0;  // for one that is newer than what memory has
   Questions waiting_;
   TimeUs missing_since_ = 0;  // a choice waits for missing nodes since then; 0: it does not
   Incarnation chosen_for_ = 0;

@@ -8,85 +8,136 @@
 #include "core/base/log.h"
 
 namespace ropeteam::engine {
-namespace {
-
-constexpr const char* kListingStalls = "listing it has made no progress for a minute";
-
-}  // namespace
 
 void StoredSteps::Begin() {
-  ++generation_;
-  ++wanted_;
   begun_ = true;
-  known_ = false;
+  was_known_ = false;
   incarnation_max_ = source_incarnation_max_ = 0;
-  source_damage_.clear();
+  has_own_ = false;
   steps_.clear();
-  trouble_ = listing_stalls_ ? kListingStalls : "";
-  again_at_ = 0;
-  again_after_ = kAgainUs;
-  ++version_;
+  reading_.clear();
+  ListAgain();
 }
 
 void StoredSteps::ListAgain() {
-  ++wanted_;
+  ++generation_;
   known_ = false;
-  trouble_ = listing_stalls_ ? kListingStalls : "";
-  again_at_ = context_.now;
+  listers_.clear();
+  listed_at_ = 0;
+  best_newest_ = StepId();
+  best_ = kNoNode;
+  trouble_.clear();
   ++version_;
 }
 
-void StoredSteps::List() {
-  listing_ = true;
-  works_.Start(
-      ListStored{},
-      [this, wanted = wanted_](const Status& status, const StorageDone& done) {
-        listing_ = false;
-        if (std::exchange(listing_stalls_, false)) trouble_.clear();
-        if (wanted == wanted_) OnListed(status, done);
+void StoredSteps::OnView() {
+  std::erase_if(listers_, [this](const auto& lister) { return !context_.Contains(lister.first); });
+  Decide();
+}
+
+void StoredSteps::Hurry() {
+  for (auto& [node, lister] : listers_) lister.again.at = std::min(lister.again.at, context_.now + kAgainUs);
+}
+
+void StoredSteps::List(NodeId node, Lister* lister) {
+  lister->running = true;
+  keeper_.StartAt(
+      node, ListStored{},
+      [this, node, generation = generation_](const Status& status, const StorageDone& done) {
+        if (generation == generation_) OnListed(node, status, done);
       },
-      [this] {
-        listing_stalls_ = true;
-        trouble_ = kListingStalls;
-        LOG_WARNING("storage hangs: %s", kListingStalls);
+      [this, node, generation = generation_] {
+        const auto at = listers_.find(node);
+        if (generation != generation_ || at == listers_.end()) return;
+        at->second.trouble = "listing it on " + context_.NameOf(node) + " has made no progress for a minute";
+        LOG_WARNING("storage hangs: %s", at->second.trouble.c_str());
+        if (!known_) trouble_ = at->second.trouble;
       });
 }
 
-void StoredSteps::Fail(const Status& status) {
-  trouble_ = status.ToString();
-  again_at_ = context_.now + again_after_;
-  again_after_ = std::min(2 * again_after_, kAgainMaxUs);
-}
-
-void StoredSteps::OnListed(const Status& status, const StorageDone& done) {
-  const auto* list = std::get_if<StoredList>(&done.result);
-  if (!status.ok()) {
-    if (again_after_ == kAgainUs)
-      LOG_WARNING("storage cannot be listed, trying again: %s", status.ToString().c_str());
-    return Fail(status);
-  }
-  ROPETEAM_CHECK(list != nullptr);
-  known_ = true;
-  trouble_.clear();
-  again_after_ = kAgainUs;
-  incarnation_max_ = std::max(incarnation_max_, list->incarnation_max);
-  for (const StepId& id : list->steps) {
-    incarnation_max_ = std::max(incarnation_max_, id.incarnation);
-    steps_.try_emplace(id);
-  }
-  for (const StepId& id : list->source_steps) {
-    source_incarnation_max_ = std::max(source_incarnation_max_, id.incarnation);
-    const auto [at, fresh] = steps_.try_emplace(id);
-    if (fresh) at->second.of_source = true;
-  }
+void StoredSteps::OnListed(NodeId node, const Status& status, const StorageDone& done) {
+  const auto at = listers_.find(node);
+  if (at == listers_.end()) return;  // it has left
+  Lister& lister = at->second;
+  lister.running = false;
   ++version_;
-  const std::optional<StepId> newest = Newest();
-  LOG_INFO("storage has %zu steps, newest %s%s", steps_.size(), newest ? newest->ToString().c_str() : "none",
-           list->source_steps.empty() ? "" : (", of " + context_.view.settings.restore_from).c_str());
+  const auto* list = std::get_if<StoredList>(&done.result);
+  if (status.ok() && list != nullptr) {
+    lister.listed = true;
+    lister.trouble.clear();
+    if (listed_at_ == 0) listed_at_ = context_.now;
+    Learn(node, *list);
+    return Decide();
+  }
+  lister.trouble = status.ToString();
+  if (lister.again.after == kAgainUs)
+    LOG_WARNING("storage cannot be listed by %s, trying again: %s", context_.NameOf(node).c_str(),
+                lister.trouble.c_str());
+  lister.again.Fail(context_.now);
+  if (!known_) trouble_ = lister.trouble;
 }
 
-bool StoredSteps::Offers(const StepId& id, const Entry& entry) const {
-  return !entry.damaged && !(entry.of_source && current_.number != 0 && current_.number <= id.incarnation);
+void StoredSteps::Learn(NodeId node, const StoredList& list) {
+  StepId newest;
+  incarnation_max_ = std::max(incarnation_max_, list.incarnation_max);
+  const auto learn = [&](const StepId& id, bool of_source) {
+    if (id.incarnation >= kIncarnationMax) return;
+    Incarnation& max = of_source ? source_incarnation_max_ : incarnation_max_;
+    max = std::max(max, id.incarnation);
+    const auto [entry, fresh] = steps_.try_emplace(id);
+    if (fresh) entry->second.of_source = of_source;
+    if (fresh) entry->second.lister = node;
+    has_own_ = has_own_ || !of_source;
+    newest = std::max(newest, id);
+  };
+  for (const StepId& id : list.steps) learn(id, false);
+  for (const StepId& id : list.source_steps) learn(id, true);
+  if (best_ == kNoNode || best_newest_ < newest || (best_newest_ == newest && node == keeper_.keeper())) {
+    best_ = node;
+    best_newest_ = newest;
+  }
+}
+
+// An empty directory says little while another member may see the steps.
+TimeUs StoredSteps::DecidesAt() const {
+  if (listed_at_ == 0) return kNever;
+  return listed_at_ + (has_own_ || was_known_ ? kOthersUs : context_.view.settings.wait_for_missing_us);
+}
+
+void StoredSteps::Decide() {
+  if (known_ || listed_at_ == 0) return;
+  std::string others;
+  for (const NodeId node : keeper_.nodes()) {
+    const auto lister = listers_.find(node);
+    if (lister != listers_.end() && lister->second.listed) continue;
+    if (others.empty())
+      others = context_.NameOf(node) + (lister == listers_.end() || lister->second.trouble.empty()
+                                            ? " has not listed it"
+                                            : ": " + lister->second.trouble);
+  }
+  // Without memory, nobody knows of the nodes that are not here yet, nor what they see.
+  if (others.empty() && !has_own_ && !was_known_ &&
+      context_.view.members.size() < context_.view.settings.nodes)
+    others = std::to_string(context_.view.settings.nodes - context_.view.members.size()) +
+             " nodes are not here yet";
+  if (!others.empty()) trouble_ = others;
+  if (!others.empty() && context_.now < DecidesAt()) return;
+  known_ = was_known_ = true;
+  ++version_;
+  trouble_.clear();
+  if (!others.empty()) LOG_WARNING("storage is listed, but not by every node: %s", others.c_str());
+  if (context_.Contains(best_)) keeper_.Appoint(best_, "it has listed the newest step");
+  const std::optional<StepId> newest = Newest();
+  const bool of_source = newest && IsOfSource(*newest);
+  LOG_INFO("storage has %zu steps, newest %s%s, as %s sees it", steps_.size(),
+           newest ? newest->ToString().c_str() : "none",
+           of_source ? (", of " + context_.view.settings.restore_from).c_str() : "",
+           context_.NameOf(keeper_.keeper()).c_str());
+}
+
+// Another job's steps are offered only if no member has seen one of this job's own.
+bool StoredSteps::Fits(const StepId& id, const Entry& entry) const {
+  return !(entry.of_source && (has_own_ || (current_.number != 0 && current_.number <= id.incarnation)));
 }
 
 bool StoredSteps::IsOfSource(const StepId& id) const {
@@ -97,6 +148,13 @@ bool StoredSteps::IsOfSource(const StepId& id) const {
 bool StoredSteps::Has(const StepId& id) const {
   const auto at = steps_.find(id);
   return at != steps_.end() && Offers(id, at->second);
+}
+
+std::string StoredSteps::Damage(const std::set<StepId>& given_up) const {
+  for (auto at = steps_.rbegin(); at != steps_.rend(); ++at)
+    if (!at->second.damage.empty() && Fits(at->first, at->second) && !given_up.contains(at->first))
+      return at->first.ToString() + ": " + at->second.damage;
+  return {};
 }
 
 std::optional<StepId> StoredSteps::Newest() const {
@@ -113,9 +171,13 @@ std::optional<StepId> StoredSteps::NewestBefore(const StepId& end) const {
 }
 
 std::optional<StepId> StoredSteps::NewestOf(Step step) const {
-  for (auto at = steps_.rbegin(); at != steps_.rend(); ++at)
-    if (at->first.step == step && Offers(at->first, at->second)) return at->first;
-  return std::nullopt;
+  std::optional<StepId> damaged;
+  for (auto at = steps_.rbegin(); at != steps_.rend(); ++at) {
+    if (at->first.step != step || !Fits(at->first, at->second)) continue;
+    if (at->second.damage.empty()) return at->first;
+    if (!damaged) damaged = at->first;
+  }
+  return damaged;
 }
 
 std::vector<StepId> StoredSteps::NewestFirst(size_t count) const {
@@ -129,47 +191,88 @@ std::shared_ptr<const StoredStep> StoredSteps::Manifest(const StepId& id) {
   const auto at = steps_.find(id);
   if (at == steps_.end() || !Offers(id, at->second)) return nullptr;
   at->second.used_at = ++use_;
-  if (at->second.manifest == nullptr) ReadManifest(id);
+  if (at->second.manifest == nullptr && at->second.reader == kNoNode && at->second.again.at <= context_.now)
+    ReadManifest(id);
   return at->second.manifest;
 }
 
-void StoredSteps::ReadManifest(const StepId& id) {
-  if (again_at_ > context_.now || !reading_.insert(id).second) return;
-  works_.Start(
-      ReadStored{id},
-      [this, id, generation = generation_](const Status& status, const StorageDone& done) {
-        reading_.erase(id);
-        if (generation == generation_) OnRead(id, status, done);
-      },
-      [this, id, generation = generation_] {
-        const std::string hangs =
-            "reading the manifest of " + id.ToString() + " has made no progress for a minute";
-        LOG_WARNING("storage hangs: %s", hangs.c_str());
-        if (generation == generation_ && known_) trouble_ = hangs;
-      });
+// The keeper first, then the member that has listed it, then others, other ones in each round.
+NodeId StoredSteps::ReaderOf(const Entry& entry) const {
+  std::vector<NodeId> nodes = keeper_.nodes();
+  if (nodes.size() > 1)
+    std::rotate(nodes.begin() + 1,
+                nodes.begin() + 1 + static_cast<ptrdiff_t>(entry.rounds * kReadersMax % (nodes.size() - 1)),
+                nodes.end());
+  const auto lister = std::find(nodes.begin(), nodes.end(), entry.lister);
+  if (lister != nodes.begin() && lister != nodes.end()) std::rotate(nodes.begin() + 1, lister, lister + 1);
+  for (size_t i = 0; i < std::min(nodes.size(), kReadersMax); ++i)
+    if (!entry.said.contains(nodes[i])) return nodes[i];
+  return kNoNode;
 }
 
-void StoredSteps::OnRead(const StepId& id, const Status& status, const StorageDone& done) {
-  const auto at = steps_.find(id);
-  if (at == steps_.end()) return;
-  ++version_;
-  const bool damaged = status.code() == Code::kCorrupt || status.code() == Code::kNotFound ||
-                       status.code() == Code::kUnsupported || status.code() == Code::kInvalidArgument;
-  if (damaged) return MarkDamaged(id, status.ToString());
-  if (status.code() == Code::kIo && ++at->second.failures >= kReadsMax)
-    return MarkDamaged(id, status.ToString());
-  // While storage is being listed again, trouble_ and again_at_ are the listing's.
-  if (!status.ok() && known_) return Fail(status);
-  if (!status.ok()) return;
+void StoredSteps::ReadManifest(const StepId& id) {
+  Entry& entry = steps_.at(id);
+  const NodeId node = ReaderOf(entry);
+  if (node == kNoNode) return EndRound(id);
+  entry.reader = node;
+  reading_[id] = context_.now + kReadUs;
+  keeper_.StartAt(node, ReadStored{id}, [this, id, node](const Status& status, const StorageDone& done) {
+    const auto at = steps_.find(id);
+    if (at != steps_.end() && (at->second.reader == node || (status.ok() && at->second.manifest == nullptr)))
+      OnRead(id, node, status, done);
+  });
+}
+
+void StoredSteps::OnRead(const StepId& id, NodeId node, const Status& read, const StorageDone& done) {
+  Entry& entry = steps_.at(id);
   const auto* step = std::get_if<StoredStep>(&done.result);
-  if (step == nullptr || step->id != id || step->world_size == 0 || step->ranks.size() != step->world_size)
-    return MarkDamaged(id, "its manifest is of another step");
-  if (known_) {
-    again_after_ = kAgainUs;
-    trouble_.clear();
+  Status status = read;
+  if (status.ok() &&
+      (step == nullptr || step->id != id || step->world_size == 0 || step->ranks.size() != step->world_size))
+    status = Error(Code::kCorrupt, "its manifest is of another step");
+  entry.reader = kNoNode;
+  reading_.erase(id);
+  ++version_;
+  if (status.ok()) {
+    if (!entry.bad.empty())
+      LOG_WARNING("%s on storage is good when %s reads it: the memory of %s may be bad",
+                  id.ToString().c_str(), context_.NameOf(node).c_str(), entry.bad.begin()->c_str());
+    entry.said.clear();
+    entry.bad.clear();
+    entry.again = Pause();
+    if (known_) trouble_.clear();
+    entry.manifest = std::make_shared<const StoredStep>(*step);
+    return ForgetOldManifests();
   }
-  at->second.manifest = std::make_shared<const StoredStep>(*step);
-  ForgetOldManifests();
+  const StoredWord word = WordOf(status.code());
+  entry.said[node] = word;
+  if (known_) trouble_ = status.ToString();
+  if (word == StoredWord::kBad) entry.bad.insert(context_.NameOf(node));
+  if (entry.bad.size() >= 2) return MarkDamaged(id, status.ToString());
+  ReadManifest(id);
+}
+
+// Every member of this round has tried.
+void StoredSteps::EndRound(const StepId& id) {
+  Entry& entry = steps_.at(id);
+  const auto all = [&entry](StoredWord word, StoredWord other) {
+    return std::all_of(entry.said.begin(), entry.said.end(),
+                       [&](const auto& said) { return said.second == word || said.second == other; });
+  };
+  if (entry.said.contains(entry.lister) || !context_.Contains(entry.lister)) {
+    if (all(StoredWord::kNotHere, StoredWord::kNotHere)) {
+      LOG_WARNING("%s is not on storage any more: %s", id.ToString().c_str(), trouble_.c_str());
+      steps_.erase(id);
+      return;
+    }
+    if (all(StoredWord::kBad, StoredWord::kNotHere)) return MarkDamaged(id, trouble_);
+  }
+  if (entry.again.after == kAgainUs)
+    LOG_WARNING("the manifest of %s on storage cannot be read, trying again: %s", id.ToString().c_str(),
+                trouble_.c_str());
+  entry.said.clear();
+  ++entry.rounds;
+  entry.again.Fail(context_.now);
 }
 
 void StoredSteps::ForgetOldManifests() {
@@ -183,7 +286,9 @@ void StoredSteps::ForgetOldManifests() {
 
 void StoredSteps::Add(std::shared_ptr<const StoredStep> step) {
   incarnation_max_ = std::max(incarnation_max_, step->id.incarnation);
-  steps_[step->id] = Entry();
+  Entry& entry = steps_[step->id] = Entry();
+  entry.lister = keeper_.keeper();
+  has_own_ = true;
   ++version_;
 }
 
@@ -193,20 +298,46 @@ void StoredSteps::Remove(const std::vector<StepId>& steps) {
 
 void StoredSteps::MarkDamaged(const StepId& id, const std::string& why) {
   const auto at = steps_.find(id);
-  if (at == steps_.end() || at->second.damaged) return;
+  if (at == steps_.end() || !at->second.damage.empty()) return;
   LOG_WARNING("%s on storage is passed over: %s", id.ToString().c_str(), why.c_str());
-  at->second.damaged = true;
+  at->second.damage = why.empty() ? "damaged" : why;
   at->second.manifest = nullptr;
-  if (at->second.of_source) source_damage_ = id.ToString() + ": " + why;
   ++version_;
 }
 
 void StoredSteps::OnTimer() {
-  if (begun_ && used() && !known_ && !listing_ && again_at_ <= context_.now) List();
+  for (const auto& [id, until] : std::map(reading_)) {
+    const auto at = steps_.find(id);
+    if (at == steps_.end()) {
+      reading_.erase(id);
+    } else if (until <= context_.now) {
+      const NodeId node = at->second.reader;
+      OnRead(id, node,
+             Error(Code::kDeadlineExceeded, "%s has not read the manifest of %s for %llu s",
+                   context_.NameOf(node).c_str(), id.ToString().c_str(),
+                   static_cast<unsigned long long>(kReadUs / 1'000'000)),
+             {});
+    }
+  }
+  if (!begun_ || !used() || known_) return;
+  for (const NodeId node : keeper_.nodes()) {
+    Lister& lister = listers_[node];
+    if (!lister.listed && !lister.running && lister.again.at <= context_.now) List(node, &lister);
+  }
+  Decide();
 }
 
 TimeUs StoredSteps::NextTimer() const {
-  return begun_ && used() && !known_ && !listing_ ? again_at_ : kNever;
+  TimeUs due = kNever;
+  for (const auto& [id, until] : reading_) due = std::min(due, until);
+  if (!begun_ || !used() || known_) return due;
+  due = std::min(due, DecidesAt());
+  for (const NodeId node : keeper_.nodes()) {
+    const auto lister = listers_.find(node);
+    if (lister == listers_.end()) return context_.now;
+    if (!lister->second.listed && !lister->second.running) due = std::min(due, lister->second.again.at);
+  }
+  return due;
 }
 
 }  // namespace ropeteam::engine

@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The leader's list of the steps on storage. Storage is listed when the node begins to lead, and again after a failure.
-// Steps that this leader persists are added. A manifest is read when its step is needed. If the manifest or a file is
-// damaged, the step is passed over from then on. While a listing or a read hangs, no second one of its kind is started,
-// even after the node begins to lead again: each would occupy a thread.
+// The leader's list of the steps on storage. Every member lists it when the node begins to lead, because a member may
+// see another directory in the place of the store, or nothing, or hang; what one of them has seen counts. Steps that this
+// leader persists are added. A manifest is read when its step is needed, by one member after the other until one can.
+//
+//     what nodes say of a step (StoredWord)               then
+//     two say bad, or one, and the others do not see it   it is passed over from then on
+//     one says that it is bad                             another one reads it; if that is good, so is the step
+//     unreadable                                          they read it again, for ever
+//     none sees it, nor the one that has listed it        it is gone
 //
 // A job may begin from another job's steps (JobSettings::restore_from). Those steps are also listed as long as the job
 // has none of its own on storage. Their incarnations are the other job's, and that job may go on counting. Steps with
@@ -23,19 +28,21 @@
 #include <vector>
 
 #include "core/engine/context.h"
-#include "core/engine/storage_works.h"
+#include "core/engine/storage_keeper.h"
 
 namespace ropeteam::engine {
 
 class StoredSteps {
  public:
   // `current`: the newest incarnation; must outlive this.
-  StoredSteps(Context* context, StorageWorks* works, const IncarnationState* current)
-      : context_(*context), works_(*works), current_(*current) {}
+  StoredSteps(Context* context, StorageKeeper* keeper, const IncarnationState* current)
+      : context_(*context), keeper_(*keeper), current_(*current) {}
 
   void Begin();  // to lead, or no longer: forgets everything
+  void OnView();
   bool used() const { return context_.view.settings.reads_storage(); }
-  // There is no storage, or it has been listed.
+  // There is no storage, or it has been listed: by every member; or by some, and there are steps; or by some, and the
+  // others have not answered for JobSettings::wait_for_missing_us.
   bool known() const { return !used() || known_; }
   // The highest incarnation of any folder of this job on storage.
   Incarnation incarnation_max() const { return incarnation_max_; }
@@ -52,13 +59,14 @@ class StoredSteps {
 
   // Whether it is a step of the other job.
   bool IsOfSource(const StepId& id) const;
-  // The damage of the other job's step that was checked last; empty: none.
-  const std::string& source_damage() const { return source_damage_; }
+  // The newest damaged step that could be offered if it were good, and what it has; empty: none but those given up.
+  std::string Damage(const std::set<StepId>& given_up) const;
   // Whether the step is listed and not known to be damaged.
   bool Has(const StepId& id) const;
   std::optional<StepId> Newest() const;
   std::optional<StepId> NewestBefore(const StepId& end) const;
-  std::optional<StepId> NewestOf(Step step) const;  // the newest step with this number
+  std::optional<StepId> NewestOf(
+      Step step) const;  // the newest step with this number, a good one if possible
   std::vector<StepId> NewestFirst(size_t count) const;
   // Null: the manifest is not there, is damaged, or is being read; see Has().
   std::shared_ptr<const StoredStep> Manifest(const StepId& id);
@@ -66,10 +74,11 @@ class StoredSteps {
   // Another leader may have persisted steps since: under another coordinator, or by a late request.
   void ListAgain();
   // A question waits for the listing: retries soon.
-  void Hurry() { again_at_ = std::min(again_at_, context_.now + kAgainUs); }
+  void Hurry();
 
   void Add(std::shared_ptr<const StoredStep> step);  // a step that was just persisted
   void Remove(const std::vector<StepId>& steps);     // deleted steps
+  // It is proven.
   void MarkDamaged(const StepId& id, const std::string& why);
 
   void OnTimer();
@@ -81,44 +90,74 @@ class StoredSteps {
   // The pause after a failure; it doubles with each further one.
   static constexpr TimeUs kAgainUs = 1'000'000;
   static constexpr TimeUs kAgainMaxUs = 30'000'000;
+  // If a member has listed steps, the others have this time to list newer ones.
+  static constexpr TimeUs kOthersUs = 2'000'000;
   // One manifest is restored from; others may be looked at. A manifest of 131,072 ranks takes 3 MiB without its files.
   static constexpr size_t kManifestsMax = 3;
+  // A member that has not read a manifest for this time is given up for this round; what it says later counts if it is
+  // good. A manifest takes milliseconds, and a hung mount is reported only after a minute.
+  static constexpr TimeUs kReadUs = 5'000'000;
+  // The members that try to read a manifest before a pause. The next round has others.
+  static constexpr size_t kReadersMax = 8;
 
-  // A manifest that cannot be read this many times is treated as damaged.
-  static constexpr uint32_t kReadsMax = 5;
-
+  struct Pause {
+    TimeUs at = 0;  // the time of the next attempt
+    TimeUs after = kAgainUs;
+    void Fail(TimeUs now) {
+      at = now + after;
+      after = std::min(2 * after, kAgainMaxUs);
+    }
+  };
+  // A member's listing.
+  struct Lister {
+    bool listed = false;
+    bool running = false;
+    Pause again;
+    std::string trouble;
+  };
   struct Entry {
-    bool damaged = false;
+    std::string damage;  // proven
     bool of_source = false;
-    uint32_t failures = 0;
+    NodeId lister = kNoNode;            // that has listed it, or the keeper that has written it
+    NodeId reader = kNoNode;            // that is reading it
+    std::map<NodeId, StoredWord> said;  // in this round
+    std::set<std::string> bad;          // names of nodes that found it bad, since it was good
+    size_t rounds = 0;
+    Pause again;
     std::shared_ptr<const StoredStep> manifest;
     uint64_t used_at = 0;  // compared with use_
   };
-  bool Offers(const StepId& id, const Entry& entry) const;
-  void List();
-  void OnListed(const Status& status, const StorageDone& done);
+  // It may be offered if it is good.
+  bool Fits(const StepId& id, const Entry& entry) const;
+  bool Offers(const StepId& id, const Entry& entry) const { return entry.damage.empty() && Fits(id, entry); }
+  void List(NodeId node, Lister* lister);
+  void OnListed(NodeId node, const Status& status, const StorageDone& done);
+  void Learn(NodeId node, const StoredList& list);
+  void Decide();  // whether storage is known now
+  TimeUs DecidesAt() const;
+  NodeId ReaderOf(const Entry& entry) const;  // kNoNode: the round is over
   void ReadManifest(const StepId& id);
-  void OnRead(const StepId& id, const Status& status, const StorageDone& done);
-  void Fail(const Status& status);
+  void OnRead(const StepId& id, NodeId node, const Status& status, const StorageDone& done);
+  void EndRound(const StepId& id);
   void ForgetOldManifests();
 
   Context& context_;
-  StorageWorks& works_;
+  StorageKeeper& keeper_;
   const IncarnationState& current_;
-  uint64_t generation_ = 0;  // of leadership: results of an earlier one are ignored
+  uint64_t generation_ = 0;  // of leadership and listings: results of an earlier one are ignored
   bool begun_ = false;
   bool known_ = false;
-  bool listing_ = false;
-  bool listing_stalls_ = false;
-  uint64_t wanted_ = 0;       // grows when the result of a running listing will be outdated
-  std::set<StepId> reading_;  // manifests
+  bool was_known_ = false;  // since this node leads
+  std::map<NodeId, Lister> listers_;
+  TimeUs listed_at_ = 0;   // the first member's listing; 0: none
+  NodeId best_ = kNoNode;  // that has listed the newest step, the keeper if possible
+  StepId best_newest_;
   Incarnation incarnation_max_ = 0;
   Incarnation source_incarnation_max_ = 0;
-  std::string source_damage_;
+  bool has_own_ = false;  // steps of this job
   std::map<StepId, Entry> steps_;
+  std::map<StepId, TimeUs> reading_;  // until then
   std::string trouble_;
-  TimeUs again_at_ = 0;
-  TimeUs again_after_ = kAgainUs;
   uint64_t use_ = 0;
   uint64_t version_ = 0;
 };
