@@ -139,7 +139,8 @@ void Fetcher::OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const s
 }
 
 void Fetcher::Locate(Job* job) {
-  const bool from_storage = job->storage == Job::Storage::kAsked || job->load_stalled;
+  const bool by_another = job->load_stalled || job->load_failed;
+  const bool from_storage = job->storage == Job::Storage::kAsked || by_another;
   ROPETEAM_CHECK(!job->locating && !job->failing && (from_storage || job->locate_rounds < kLocateRoundsMax));
   job->locating = true;
   job->locate_rounds += from_storage ? 0 : 1;
@@ -148,10 +149,10 @@ void Fetcher::Locate(Job* job) {
   question.rank = job->shard.rank;
   question.exact = job->shard.incarnation;
   question.from_storage = from_storage;
-  question.stalled = job->load_stalled;
+  question.stalled = by_another;
   const uint64_t id = job->id;
   const bool storage = parts_.context.view.settings.reads_storage();
-  const TimeUs timeout = storage ? kStorageLocateTimeoutUs : kLocateTimeoutUs;
+  const TimeUs timeout = job->load_failed ? kStandInUs : storage ? kStorageLocateTimeoutUs : kLocateTimeoutUs;
   job->question = parts_.asker.Ask(Question::Topic::kLocate, Encode(question), parts_.context.now + timeout,
                                    [this, id](const Result<std::string>& reply) { OnLocated(id, reply); });
 }
@@ -162,9 +163,14 @@ void Fetcher::OnLocated(uint64_t id, const Result<std::string>& reply) {
   ROPETEAM_CHECK(job->locating && job->id == id);
   job->locating = false;
   LocateReply located;
+  if (std::exchange(job->load_failed, false)) {
+    job->storage = Job::Storage::kNotAsked;
+    if (reply.status().code() == Code::kDeadlineExceeded) return Pump(id);  // no other node has read it
+  }
   if (!reply.ok()) {
     // The errors of the attempts have more details.
-    const bool tried = job->storage == Job::Storage::kTried && reply.status().code() == Code::kNotFound;
+    const bool tried = (job->storage == Job::Storage::kTried || job->storage_tries != 0) &&
+                       reply.status().code() == Code::kNotFound;
     job->failing = true;
     job->failure = tried ? Explain(*job) : reply.status();
   } else if (!Decode(*reply, located, parts_.context.protocol)) {
@@ -218,6 +224,7 @@ void Fetcher::Pump(uint64_t id) {
     if (!GiveOut(job)) stuck = true;
   }
   if (job->load_stalled && !job->locating && job->storage_again_at <= context.now) return Locate(job);
+  if (job->load_failed && !job->locating) return Locate(job);
   if (!stuck || job->outstanding != 0 || job->locating) return;
   if (AskToEncrypt(job)) return;
   const bool plaintext_helps = !job->repair || !KeepsCiphertext(*job);
@@ -458,6 +465,7 @@ void Fetcher::OnGrant(NodeId from, const FetchGrant& grant, const Encryption& en
 
 bool Fetcher::AskStorage(Job* job) {
   if (job->storage != Job::Storage::kNotAsked || !parts_.context.view.settings.reads_storage()) return false;
+  if (job->storage_tries >= kStorageTriesMax) return false;
   if (job->repair && KeepsCiphertext(*job)) return false;
   if (job->storage_again_at > parts_.context.now) return true;
   job->storage = Job::Storage::kAsked;
@@ -475,6 +483,7 @@ void Fetcher::LoadFromStorage(Job* job) {
     if (chunks == 0 || chunks > kChunksPerShardMax) {
       job->storage_trouble = Error(Code::kCorrupt, "its manifest says %llu bytes",
                                    static_cast<unsigned long long>(job->stored.stream_bytes));
+      job->storage_tries = kStorageTriesMax;
       return Pump(job->id);
     }
     Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
@@ -578,13 +587,11 @@ void Fetcher::OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const S
   }
   const bool other_bytes = status.ok() && good.size() != chunks.size();
   job->storage_trouble = other_bytes ? Error(Code::kCorrupt, "other bytes than were committed") : status;
-  const Code code = status.code();
-  const bool may_pass = code == Code::kUnavailable || code == Code::kDeadlineExceeded ||
-                        code == Code::kLinkFailed || code == Code::kIo;
-  const bool again = may_pass && ++job->storage_tries < kStorageTriesMax;
-  if (again) {
-    job->storage = Job::Storage::kNotAsked;
+  if (!job->storage_trouble.ok()) {
+    ++job->storage_tries;
     job->storage_again_at = context.now + kStorageAgainUs;
+    job->load_failed = context.view.members.size() > 1;
+    if (!job->load_failed) job->storage = Job::Storage::kNotAsked;
   }
   // Only committed steps are persisted. Their chunks may be of another size than those of this job.
   if (!good.empty()) job->committed = fresh ? ContentDigest(job->meta, job->crcs) : job->stored.content;
@@ -596,13 +603,17 @@ void Fetcher::OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const S
     context.inventory_dirty = true;
   }
   context.counters_dirty = true;
+  const StoredWord word = WordOf(job->storage_trouble.code());
+  job->corrupt = job->corrupt || word == StoredWord::kBad;
   // The copy here may be the one that does not count. So bytes that differ from it need not be damaged.
-  const bool damaged = (other_bytes && fresh) || code == Code::kCorrupt || code == Code::kNotFound ||
-                       (code == Code::kIo && !again);
-  job->corrupt = job->corrupt || other_bytes || damaged;
-  if (damaged && context.view.leader != kNoNode)
-    context.Send(context.view.leader,
-                 StoredBad{{job->shard}, job->stored.stream_bytes, code, job->storage_trouble.message()});
+  const bool says = !other_bytes || fresh;
+  // A leader before protocol 9 takes every report for damage.
+  const bool old = context.protocol < kStorageOrdersSince && word != StoredWord::kBad;
+  if (says && !old && context.view.leader != kNoNode)
+    context.Send(context.view.leader, StoredRead{{job->shard},
+                                                 job->stored.stream_bytes,
+                                                 job->storage_trouble.code(),
+                                                 job->storage_trouble.message()});
   if (fresh && !job->have_meta) {
     context.store.Free(std::exchange(job->extents, {}));
   } else {

@@ -5,9 +5,9 @@
 // chunk is checked before it counts. If a chunk fails the check, it is read from the next holder, and the sender gets a
 // report.
 //
-// If no holder has a chunk, the shard is read from storage. The leader chooses one node at a time for this. If that
-// node stalls, another node reads the shard, and this node fetches it from there. The stalled load may still write to
-// its chunks, so they are not reused until it ends. A fetch fails if some chunk has been tried at every source; the
+// If no holder has a chunk, the shard is read from storage. The leader chooses one node at a time for this. If the load
+// stalls or fails there, another node reads the shard, and this node fetches it from there; if no other node can, it
+// tries again. A stalled load may still write to its chunks, so they are not reused until it ends. A fetch fails if some chunk has been tried at every source; the
 // error names all sources.
 //
 // In a job that encrypts, ciphertext is read and kept. If the copy here is plaintext, or encrypted with another key,
@@ -54,9 +54,11 @@ class Fetcher {
   // Chunks outstanding at each holder: two are enough for a fast link, four cover a slow completion.
   static constexpr uint32_t kOutstandingPerHolder = 4;
   static constexpr uint32_t kLocateRoundsMax = 3;
-  // Attempts to read from storage, and the time between them. The sink retries each attempt for up to a minute.
+  // Attempts to read from storage, and the time between them. The sink retries each attempt for up to a minute. After
+  // each, another node has some time to read the shard.
   static constexpr uint32_t kStorageTriesMax = 5;
   static constexpr TimeUs kStorageAgainUs = 1'000'000;
+  static constexpr TimeUs kStandInUs = 3'000'000;
 
   struct Source {
     // kForeign: the holder's copy is plaintext, or encrypted with a key that is not here. It has not been asked to
@@ -97,6 +99,7 @@ class Fetcher {
     TimeUs storage_again_at = 0;  // after a failure that may pass
     uint64_t load = 0;            // number of the running load from storage; 0: none
     bool load_stalled = false;    // another node is to load the shard
+    bool load_failed = false;     // likewise, and this node is no longer loading it
     bool corrupt = false;
     bool key_absent = false;    // a holder's copy is encrypted with a key that is not here
     bool looked_again = false;  // repair: chunks that no holder could serve were checked once more

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Handles damage inside a file on storage, which is found when the file is read. The leader passes the step over from
-// then on (StoredSteps). This class also marks the step on storage, so that a later cluster passes it over at once. The
-// report of one node may come from that node's bad memory, so another node loads the shard again first.
+// Judges damage inside a shard on storage, which is found when the shard is loaded. One node's word may come from its bad
+// memory: another node loads the shard then (Leader::OfferStored), and two words prove it, or one where no other node
+// sees the step. A good load ends the case. The leader passes a damaged step over (StoredSteps), and it is marked on
+// storage, so that a later cluster passes it over at once.
 //
 // If marking fails for good, the next read finds the damage again.
 
@@ -15,53 +16,49 @@
 
 #include "core/engine/context.h"
 #include "core/engine/storage_hold.h"
-#include "core/engine/storage_works.h"
+#include "core/engine/stored_steps.h"
 
 namespace ropeteam::engine {
 
 class StoredDamage {
  public:
-  StoredDamage(Context* context, StorageWorks* works, StorageHold* hold)
-      : context_(*context), works_(*works), hold_(*hold) {}
+  StoredDamage(Context* context, StorageKeeper* keeper, StorageHold* hold, StoredSteps* stored)
+      : context_(*context), keeper_(*keeper), hold_(*hold), stored_(*stored) {}
 
   void Begin();           // to lead, or no longer
   void OnHoldReleased();  // because the lease has expired
-  void OnBad(NodeId from, const StoredBad& bad);
-  void OnChecked(NodeId from, const StoredChecked& checked);
+  void OnRead(NodeId from, const StoredRead& read);
   void OnTimer();
   TimeUs NextTimer() const;
 
  private:
   // Cases at a time. Another damaged step waits until it is read again.
   static constexpr size_t kCasesMax = 16;
-  // The pause before an order or a failed mark is repeated. A dead holder of storage is recognised after 15 s.
+  // The pause before a failed mark is repeated. A dead holder of storage is recognised after 15 s.
   static constexpr TimeUs kAgainUs = 5'000'000;
-  // Attempts, for orders and for marks each. A shard of 256 GiB takes 10 minutes at 0.5 GB/s, and every order may be
-  // lost.
-  static constexpr uint32_t kTriesMax = 120;
+  static constexpr uint32_t kTriesMax = 120;  // ten minutes
 
+  // Names of nodes, so that one that has restarted does not speak twice.
   struct Case {
-    ShardId shard;
-    uint64_t stream_bytes = 0;
+    std::set<std::string> bad;
+    std::set<std::string> not_here;
+  };
+  struct Marking {
     std::string why;
-    NodeId accuser = kNoNode;
-    NodeId checker = kNoNode;
-    std::set<NodeId> could_not;  // nodes that could not check it
-    bool confirmed = false;
     uint32_t tries = 0;
     TimeUs again_at = 0;  // kNever: waits for storage to answer
   };
-  NodeId CheckerOf(const Case& found) const;
-  void Confirm(Case* found);
-  void Mark(const StepId& id, Case* found);
+  bool Proven(const Case& found) const;
+  void Mark(const StepId& id, Marking* marking);
   void OnMarked(const StepId& id, const Status& status);
 
   Context& context_;
-  StorageWorks& works_;
+  StorageKeeper& keeper_;
   StorageHold& hold_;
+  StoredSteps& stored_;
   uint64_t generation_ = 0;
-  std::map<StepId, Case> cases_;
-  std::set<StepId> closed_;
+  std::map<ShardId, Case> cases_;
+  std::map<StepId, Marking> markings_;
 };
 
 }  // namespace ropeteam::engine
