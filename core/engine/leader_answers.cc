@@ -158,6 +158,14 @@ uint32_t Leader::WorldSizeOf(const StepId& id) {
   return stored == nullptr ? 0 : stored->world_size;
 }
 
+// In a job of one node nobody can say more. Members of an older version cannot be asked.
+bool Leader::StoreNeedsNoWitness() const {
+  if (context_.view.members.size() > 1) return true;
+  const StepId& known = context_.stored_with_others;
+  if (known != StepId()) return stored_.Has(known);
+  return context_.view.settings.nodes <= 1 && !context_.had_others;
+}
+
 std::vector<StepId> Leader::ReadOnStorage() {
   std::vector<StepId> steps = {incarnations_.current().pin};
   std::erase_if(loaders_, [this](const auto& known) { return IsOver(known.first, known.second); });
@@ -211,8 +219,7 @@ Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
   }
   if (loader.node == kNoNode) {
     loader.stalled = {asker};  // the other nodes get another attempt
-    return Error(Code::kUnavailable, "%s: reading from storage makes no progress on any node",
-                 shard.ToString().c_str());
+    return Error(Code::kUnavailable, "%s: no node can read it from storage now", shard.ToString().c_str());
   }
   if (loader.node != asker)
     return Error(Code::kUnavailable, "%s is being read from storage by %s", shard.ToString().c_str(),
@@ -345,14 +352,34 @@ void Leader::AnswerPolicy(NodeId from, uint64_t number, const PolicyQuestion& qu
     Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
+// Several incarnations may have saved a step of this number. An undo means one that is quarantined. A question that is
+// repeated means the same step as before, also if a newer incarnation has committed one in the meantime.
+Result<StepId> Leader::StepToQuarantine(const QuarantineQuestion& quarantine) const {
+  const bool recorded = restores_durable_.Recorded(restores_.version(), acked_by_all());
+  StepId found;
+  for (const RestoreNote& note : restores_.notes()) {
+    const bool meant =
+        quarantine.undo ? restores_.Holds(note.step) : note.quarantined && note.by_hand && !recorded;
+    if (note.step.step == quarantine.step && meant) found = note.step;
+  }
+  if (found != StepId()) return found;
+  for (const auto& [id, step] : table_.steps())
+    if (id.step == quarantine.step && step.committed) found = id;
+  if (const std::optional<StepId> stored = stored_.NewestOf(quarantine.step))
+    found = std::max(found, *stored);
+  // A commit that no node has a copy of can be given up, too.
+  if (const StepId& heard = roster_.newest_committed(); heard.step == quarantine.step)
+    found = std::max(found, heard);
+  if (found == StepId())
+    return Error(Code::kNotFound, "no step %llu is committed or on storage",
+                 static_cast<unsigned long long>(quarantine.step));
+  return found;
+}
+
 void Leader::AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine) {
   const Status spoken = RequireProtocol(context_, kRestoresSince, "a quarantine");
   if (!spoken.ok()) return Reply(from, number, spoken);
-  Result<StepId> step = latest_.ResolveStep({quarantine.step, 0, 0, 0, false, false});
-  // A commit that no node has a copy of can be given up, too.
-  const StepId heard = roster_.newest_committed();
-  if (step.status().code() == Code::kNotFound && heard != StepId() && heard.step == quarantine.step)
-    step = heard;
+  const Result<StepId> step = StepToQuarantine(quarantine);
   if (!step.ok()) return Reply(from, number, step.status());
   restores_.Set(*step, !quarantine.undo);
   // Every node must have recorded it, so that a later leader has it. Until then the asker repeats the question.
@@ -394,7 +421,7 @@ void Leader::AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop) 
                                    roster_.NamesOfMissing()});
   if (!status.ok()) return Reply(from, number, status);
   // The asker repeats the question until no member has a copy.
-  if (drops_.Done(drop.step, table_, acked_by_all())) Reply(from, number, OkStatus(), Encode(Nothing{}));
+  if (drops_.Done(drop.step, table_, acked_by_all(), roster_.Missing() == 0)) Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
 bool Leader::LatestIsSafe() const {

@@ -43,10 +43,6 @@ class QuarantineStory : public Story {
     EXPECT_TRUE(status.ok()) << status.ToString();
     return {offered.step.step, offered.passed_over.step};
   }
-  Status Quarantine(Step step, bool undo = false) {
-    return Sync(
-        [&](Client::StatusDone done) { Person().Quarantine(step, undo, 5 * kSecond, std::move(done)); });
-  }
   StepReport Reported(Step step) {
     StepReport found;
     const Status status = Sync([&](Client::StatusDone done) {
@@ -163,6 +159,32 @@ TEST_F(QuarantineStory, ByHandAndUndone) {
   StopWorld(2);
   cluster_->checker().SetQuarantined(StepIn(1, 2), false);
   ASSERT_TRUE(Quarantine(2, true).ok());
+  StartWorld(3);
+  EXPECT_EQ(Offered(3), std::pair(Step{2}, Step{0}));
+}
+
+TEST_F(QuarantineStory, AStepThatIsBeingSavedUnderTheSameNumberIsNotMeant) {
+  options_.restores_max = 0;
+  StartWithTwoSteps();
+  StartWorld(2);
+  ASSERT_TRUE(Save(2, 2, 0).ok());
+  ExpectPassedOver(2);
+  ASSERT_TRUE(Quarantine(2).ok());
+  for (const Rank rank : {1, 2}) ASSERT_TRUE(Save(2, 2, rank).ok());
+  ASSERT_TRUE(Wait(2, 2, 0, Level::kCommitted).ok()) << Trouble();
+  StopWorld(2);
+  StartWorld(3);
+  EXPECT_EQ(Offered(3), std::pair(Step{2}, Step{0}));
+}
+
+TEST_F(QuarantineStory, AnUndoMeansTheStepThatIsQuarantined) {
+  options_.restores_max = 0;
+  StartWithTwoSteps();
+  ASSERT_TRUE(Quarantine(2).ok());
+  StartWorld(2);
+  ASSERT_TRUE(Save(2, 2, 0).ok());
+  ASSERT_TRUE(Quarantine(2, true).ok());
+  StopWorld(2);
   StartWorld(3);
   EXPECT_EQ(Offered(3), std::pair(Step{2}, Step{0}));
 }
