@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "core/engine/drops.h"
 
+#include <algorithm>
 #include <iterator>
 
 #include "core/base/log.h"
@@ -80,11 +81,12 @@ void Drops::OnAnnounced(uint64_t sequence, const std::set<StepId>& kept) {
   }
 }
 
-bool Drops::Done(Step step, const StepTable& table, uint64_t acked) const {
-  for (const auto& [id, drop] : drops_)
-    if (id.step == step && (table.Find(id) != nullptr || drop.released_by == 0 || acked < drop.released_by))
-      return false;
-  return true;
+bool Drops::Done(Step step, const StepTable& table, uint64_t acked, bool all_here) const {
+  return std::none_of(drops_.begin(), drops_.end(), [&](const auto& each) {
+    const auto& [id, drop] = each;
+    const bool released = table.Find(id) == nullptr && drop.released_by != 0 && drop.released_by <= acked;
+    return id.step == step && (!released || (drop.never_committed && !all_here));
+  });
 }
 
 std::set<StepId> Drops::steps() const {

@@ -61,8 +61,9 @@ class Drops {
   // The announcement of this sequence keeps these steps.
   void OnAnnounced(uint64_t sequence, const std::set<StepId>& kept);
   // True if no member has a copy of these steps, and none is sealing one. `acked`: the newest announcement that every
-  // member has acknowledged.
-  bool Done(Step step, const StepTable& table, uint64_t acked) const;
+  // member has acknowledged. `all_here`: no node of the roster is missing. One that left after the decision may hold
+  // every shard of a step that was not committed, and under another leader the step would be committed.
+  bool Done(Step step, const StepTable& table, uint64_t acked, bool all_here) const;
 
   std::set<StepId> steps() const;
   // The dropped steps that were not committed. Nodes release a copy of them even if the leader has not heard of it.

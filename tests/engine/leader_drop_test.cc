@@ -143,6 +143,22 @@ TEST_F(DropTest, AnUncommittedStepIsDroppedOnlyWithAllNodesAndACommittedOne) {
   EXPECT_THAT(Ids(Told(kFirst).dead), IsEmpty());
 }
 
+// It may have every shard of the step, and be heard by another leader first.
+TEST_F(DropTest, ANodeThatLeavesAfterTheDecisionIsWaitedFor) {
+  Commit({Current(5)});
+  Hold({Current(5)}, {Own(Current(6), 0)});
+  EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
+  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(Current(6)));
+  Members({kFirst});
+  Tell(kFirst, {Marked(Own(Current(5), 0)), Marked(Replica(Current(5), 1))});
+  Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
+  EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
+  Members({kFirst, kSecond});
+  Hold({Current(5)});
+  Acknowledge();
+  EXPECT_EQ(Drop(6), Code::kOk);
+}
+
 // An operator names no incarnation; a rank must name the current one.
 TEST_F(DropTest, AnOperatorDropsWithoutAnIncarnation) {
   Commit({Current(5), Current(6)});
