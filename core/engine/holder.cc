@@ -348,6 +348,10 @@ void Holder::OnEncryptCopy(NodeId from, const EncryptCopy& encrypt) {
   if (key == ours.end())
     return done(
         Error(Code::kUnavailable, "it has none of the keys of %s", parts_.context.NameOf(from).c_str()));
+  // Its repair may need the fetcher's own copy. Then each would wait for the other, though a third node has a good one.
+  if (const SealedShard* copy = parts_.context.store.Find(open.shard.id);
+      copy != nullptr && !copy->bad.empty())
+    return done(Error(Code::kUnavailable, "the copy here is being repaired"));
   parts_.converter.Convert(open.shard.id, *key, [this, from, open, key = *key, done](const Status& status) {
     // The fetcher reads nothing of a copy that it cannot decrypt.
     const auto reading = reading_.find(std::make_pair(from, open.fetch));

@@ -142,7 +142,8 @@ void RangeHolder::OnPacked(const Key& key, const std::vector<uint32_t>& bad,
   context.Send(key.first, packed.grant);
 }
 
-void RangeHolder::Release(const Key& key) {
+// Starts no other part, because the caller may go on with more keys.
+void RangeHolder::Forget(const Key& key) {
   const auto found = packed_.find(key);
   ROPETEAM_CHECK(found != packed_.end());
   if (found->second.state == Packed::State::kPacking) {
@@ -155,6 +156,10 @@ void RangeHolder::Release(const Key& key) {
     parts_.context.store.Free(found->second.bounce);
   }
   packed_.erase(found);
+}
+
+void RangeHolder::Release(const Key& key) {
+  Forget(key);
   Pump();
 }
 
@@ -166,7 +171,8 @@ void RangeHolder::OnView() {
   std::vector<Key> gone;
   for (const auto& [key, packed] : packed_)
     if (!parts_.context.Contains(key.first)) gone.push_back(key);
-  for (const Key& key : gone) Release(key);
+  for (const Key& key : gone) Forget(key);
+  Pump();
 }
 
 // A reader that no longer needs the part answers with RangesClose. So a lost RangesClose does not keep a chunk for

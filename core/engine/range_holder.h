@@ -58,6 +58,7 @@ class RangeHolder {
   void Pump();
   void Pack(const Key& key, Packed* packed);
   void OnPacked(const Key& key, const std::vector<uint32_t>& bad, const std::vector<EncryptedChunk>& packed);
+  void Forget(const Key& key);
   void Release(const Key& key);
 
   Parts& parts_;

@@ -141,5 +141,36 @@ TEST_F(HolderTest, AnOrderedCopyToAMemberThatCannotBeReachedEnds) {
   EXPECT_EQ(node(kSource).store->Find(Id(1, 0))->leases, 0u);
 }
 
+class RangeHolderTest : public ::testing::Test, protected Engines {
+ protected:
+  RangeHolderTest() : Engines(3, 32, 0) {}
+  void Open(NodeId reader, uint64_t read) {
+    RangesOpen open{read, {Id(1, 1)}, 0, {{{0, 0, 100, 1, 0}}}};
+    node(kHolder).engine->OnMessage(
+        now_, reader, Encode(Envelope{1, reader, kHolder, RangesOpen::kKind, Encode(open)}));
+    Carry();
+  }
+};
+
+// Each freed chunk lets a waiting part begin. The last part waits in vain, since the shard has been released.
+TEST_F(RangeHolderTest, TwoReadersLeaveAtOnceWhileAPartThatCannotBeReadWaits) {
+  Save(kHolder, 1, TestShard(2, 'r'));
+  PassTime(1'000'000);
+  HoldMessages({Kind::kRangesGrant});  // or the readers would say that they do not want the bytes
+  const uint64_t free_before = node(kHolder).store->chunks_free();
+  for (uint64_t read = 1; read <= 2; ++read) Open(1, read);
+  EXPECT_EQ(node(kHolder).store->chunks_free(), free_before - 2);
+  Open(3, 1);
+  EXPECT_EQ(node(kHolder).store->chunks_free(), free_before - 2) << "the third part does not wait";
+  node(kHolder).store->Remove(Id(1, 1));
+  View alone;
+  alone.epoch = 2;
+  alone.leader = kHolder;
+  alone.members.emplace_back().id = kHolder;
+  node(kHolder).engine->OnView(now_, alone);
+  node(kHolder).engine->CheckInvariants();
+  EXPECT_EQ(node(kHolder).store->chunks_free(), node(kHolder).store->chunks_total());
+}
+
 }  // namespace
 }  // namespace ropeteam
