@@ -19,9 +19,8 @@ constexpr double kUsPerSecond = 1e6;
 double Seconds(TimeUs us) { return static_cast<double>(us) / kUsPerSecond; }
 
 // In the order of StorageWork.
-constexpr const char* kStorageWorks[] = {"list",           "read_manifest", "name", "write",
-                                         "write_manifest", "load",          "hold", "release",
-                                         "mark",           "prune",         "note"};
+constexpr const char* kStorageWorks[] = {"list", "read_manifest", "name", "write", "write_manifest", "load",
+                                         "hold", "release",       "mark", "prune", "note",           "prove"};
 static_assert(std::size(kStorageWorks) == std::variant_size_v<StorageWork>);
 
 // Collects samples. A sample belongs to the family that was named last.

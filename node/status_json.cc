@@ -125,8 +125,8 @@ Json KeysOf(const ClusterReport& r) {
         known.absent_on.push_back(node.name);
     }
   }
-  // A node that is away may have copies that need any key.
-  const bool all_here = r.nodes.size() >= r.nodes_expected;
+  // A node of the roster that is away may have copies that need any key.
+  const bool all_here = r.roster.missing == 0;
   const bool one_first = std::any_of(keys.begin(), keys.end(), [&](const auto& known) {
     return known.second.first_on.size() == r.nodes.size();
   });

@@ -73,12 +73,28 @@ Result<storage::StepHead> StorageWorkers::CheckStep(const StepId& id, std::vecto
     if (!noted.ok()) return noted.status();
     *restores = *noted;
   }
-  return storage::ParseManifestOf(place->job, name, *text, [&](storage::RankEntry&& entry) {
-    for (const storage::FileEntry& file : entry.files)
-      ROPETEAM_RETURN_IF_ERROR(storage::CheckFileSize(storage::StepPath(place->job, name), *sizes, file));
-    if (ranks != nullptr) ranks->push_back({entry.stream_bytes, entry.digest, {}, {}});
-    return OkStatus();
-  });
+  Status files;
+  Result<storage::StepHead> head =
+      storage::ParseManifestOf(place->job, name, *text, [&](storage::RankEntry&& entry) {
+        for (const storage::FileEntry& file : entry.files) {
+          files = storage::CheckFileSize(storage::StepPath(place->job, name), *sizes, file);
+          if (!files.ok()) return files;
+        }
+        if (ranks != nullptr) ranks->push_back({entry.stream_bytes, entry.digest, {}, {}});
+        return OkStatus();
+      });
+  return files.ok() ? head : Judged(files, *place, id);
+}
+
+Status StorageWorkers::Judged(const Status& status, const Place& place, const StepId& id) {
+  if (status.code() != Code::kNotFound && status.code() != Code::kCorrupt) return status;
+  const std::string manifest =
+      storage::StepPath(place.job, {id.step, id.incarnation}) + "/" + std::string(storage::kManifestName);
+  const Status there = place.sink->Stat(manifest, CallDeadline()).status();
+  if (there.code() == Code::kNotFound)
+    return Error(Code::kNotFound, "%s, and its manifest is gone", status.message().c_str());
+  if (!there.ok()) return there;
+  return Status(Code::kCorrupt, status.message());
 }
 
 Result<StoredStep> StorageWorkers::ReadStep(const StepId& id) {
@@ -252,8 +268,9 @@ Result<LoadedChunks> StorageWorkers::Load(const LoadChunks& load) {
   if (run.entry.HasRankFile()) {
     first.resize(run.entry.files[0].header_bytes);
     const storage::Target target{reinterpret_cast<std::byte*>(first.data()), first.size()};
-    ROPETEAM_RETURN_IF_ERROR(
-        run.sink->Read(run.folder + "/" + run.entry.files[0].path, 0, {&target, 1}, CallDeadline()));
+    const Status read =
+        run.sink->Read(run.folder + "/" + run.entry.files[0].path, 0, {&target, 1}, CallDeadline());
+    if (!read.ok()) return Judged(read, *place, StepOf(load.shard));
   }
   Result<storage::RestorePlan> plan = storage::PlanRestore(run.entry, first);
   if (!plan.ok()) return plan.status();
@@ -273,7 +290,7 @@ Result<LoadedChunks> StorageWorkers::Load(const LoadChunks& load) {
   run.wanted.resize(chunks);
   for (const uint32_t chunk : load.chunks) run.wanted[chunk] = true;
   run.whole = load.chunks.size() == chunks;
-  ROPETEAM_RETURN_IF_ERROR(ReadCuts(&run));
+  if (const Status read = ReadCuts(&run); !read.ok()) return Judged(read, *place, StepOf(load.shard));
   Result<std::vector<uint32_t>> crcs = CheckCuts(run);
   if (!crcs.ok()) return crcs.status();
   LoadedChunks loaded;

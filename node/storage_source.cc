@@ -19,7 +19,8 @@ Result<const StorageWorkers::Place*> StorageWorkers::Source() {
   const Result<storage::StepSource> parsed = storage::ParseStepSource(config_.restore_from);
   if (!parsed.ok()) return parsed.status();
   Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(parsed->url);
-  if (!sink.ok()) return sink.status();
+  // A directory that is missing here, or credentials that are, say nothing about the steps.
+  if (!sink.ok()) return Error(Code::kIo, "%s", sink.status().message().c_str());
   LOG_INFO("restores from %s", (*sink)->Describe().c_str());
   source_.sink = watch_.Watched(std::move(*sink));
   return &source_;

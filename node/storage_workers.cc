@@ -154,10 +154,18 @@ Status StorageWorkers::Do(const StorageWork& work, uint64_t releases, StorageDon
   if (std::holds_alternative<HoldStorage>(work)) {
     status = lock_->Hold();
     if (status.ok() && !leftovers_aborted_.exchange(true)) write_parts_->Submit([this] { AbortLeftovers(); });
+    if (status.ok()) take(Proof());
   }
+  if (const auto* prove = std::get_if<ProveStorage>(&work)) status = lock_->Prove(prove->proof);
   if (std::holds_alternative<ReleaseStorage>(work)) status = lock_->Release();
   if (const auto* prune = std::get_if<PruneStored>(&work)) take(Prune(*prune, releases));
   return status;
+}
+
+Result<StorageProof> StorageWorkers::Proof() {
+  Result<std::string> text = lock_->Proof();
+  if (!text.ok()) return text.status();
+  return StorageProof{std::move(*text)};
 }
 
 std::string StorageWorkers::FolderOf(const StepId& step) const {

@@ -61,8 +61,10 @@ class TaskThreads {
 class StorageWorkers {
  public:
   struct Config {
-    std::shared_ptr<storage::Sink> sink;       // null: the job has no storage, so nothing is written
-    std::shared_ptr<storage::Sink> lock_sink;  // the same store for the job's lock, without the audit log
+    std::shared_ptr<storage::Sink> sink;  // null: the job has no storage, so nothing is written
+    // The same store for the job's lock, without the audit log. Null: this process writes to a place of its own, where no
+    // lock is used, so WriteShard needs no proof.
+    std::shared_ptr<storage::Sink> lock_sink;
     std::string job;
     std::string node;        // of this daemon, for the lock that others read
     bool take_over = false;  // the lock, once
@@ -125,6 +127,8 @@ class StorageWorkers {
   static constexpr std::chrono::seconds kPaceTold{1};
   // No upload of a step takes a day; a younger one may still be continued.
   static constexpr std::chrono::hours kLeftoverAge{24};
+  // Of a step: each is a request of its own. 10 s at 20 ms each, while the step may be abandoned after a minute.
+  static constexpr size_t kChecksumLooksMax = 4096;
   // Manifests up to this size are kept between the shards of one restore; 30,000 ranks.
   static constexpr size_t kManifestKeptBytesMax = 8u << 20;
 
@@ -136,6 +140,7 @@ class StorageWorkers {
   // `releases`: of the lock, that were submitted before it.
   Status Do(const StorageWork& work, uint64_t releases, StorageDone* done);
   static storage::Deadline CallDeadline() { return std::chrono::steady_clock::now() + kCallTimeout; }
+  Result<StorageProof> Proof();
   std::string FolderOf(const StepId& step) const;
   std::span<std::byte> ChunkAtPlace(const std::vector<Extent>& extents, uint64_t stream_bytes,
                                     uint64_t index) const;
@@ -152,6 +157,9 @@ class StorageWorkers {
   Result<StoredStep> ReadStep(const StepId& step);
   Result<LoadedChunks> Load(const LoadChunks& load);
   Result<std::string> ReadManifest(const StepId& step, const Place** place);
+  // `status` is of a file that the step's manifest names. A missing file is damage only while the manifest is there:
+  // where a step is deleted, or a mount is lost, both are missing.
+  static Status Judged(const Status& status, const Place& place, const StepId& step);
   struct LoadRun;
   struct Cut;
   template <typename Visit>
@@ -181,6 +189,8 @@ class StorageWorkers {
                                  std::vector<uint32_t>* bad) const;
   struct WriteRun;
   Status WriteFile(WriteRun* run, size_t file);
+  // kNotFound: a file of the step is not there, or is not the one that was written.
+  Status LookAtFiles(const StoredStep& step);
   Status PutManifest(const StoredStep& step);
 
   StorageWatch watch_{kStalledAfter};  // first: the sinks below tell it

@@ -14,6 +14,7 @@
 #include "node/storage_workers.h"
 #include "storage/format/checksums.h"
 #include "storage/format/names.h"
+#include "storage/steps/steps.h"
 
 namespace ropeteam {
 namespace {
@@ -136,6 +137,8 @@ Status StorageWorkers::WriteFile(WriteRun* run, size_t index) {
 }
 
 Result<StoredRank> StorageWorkers::Write(const WriteShard& write, std::vector<uint32_t>* bad) {
+  // A directory that is not mounted here would take the files, too. A leader of an older version gives no proof.
+  if (!write.proof.empty()) ROPETEAM_RETURN_IF_ERROR(lock_->Prove(write.proof));
   const ShardMeta& meta = write.shard.meta;
   Result<std::vector<storage::StreamObject>> objects = ObjectsOf(write.shard, bad);
   if (!objects.ok()) return objects.status();
@@ -179,6 +182,50 @@ Result<StoredRank> StorageWorkers::Write(const WriteShard& write, std::vector<ui
   return std::move(run.stored);
 }
 
+// One listing gives all sizes. A store that keeps checksums tells them for one file at a time, so a very large step is
+// sampled. The store has compared each of them with the bytes when it took the file.
+Status StorageWorkers::LookAtFiles(const StoredStep& step) {
+  const std::string folder = FolderOf(step.id);
+  const Result<storage::FileSizes> sizes = storage::ListFileSizes(
+      config_.sink.get(), config_.job, {step.id.step, step.id.incarnation}, kCallTimeout);
+  if (!sizes.ok()) return sizes.status();
+  std::vector<const StoredFile*> files;
+  for (const StoredRank& rank : step.ranks)
+    for (const StoredFile& file : rank.files) {
+      const Status there = storage::CheckFileSize(folder, *sizes, {file.path, file.bytes, 0, 0, 0});
+      if (there.code() == Code::kCorrupt)
+        return Error(Code::kNotFound, "%s; the step does not count yet", there.message().c_str());
+      ROPETEAM_RETURN_IF_ERROR(there);
+      files.push_back(&file);
+    }
+  const auto check = [&](const StoredFile& file, bool* has_checksum) {
+    const std::string name = folder + "/" + file.path;
+    const Result<storage::FileInfo> info = config_.sink->Stat(name, CallDeadline());
+    if (!info.ok()) return info.status();
+    *has_checksum = info->crc32c.has_value();
+    if (info->crc32c.value_or(file.crc32c) == file.crc32c) return OkStatus();
+    return Error(Code::kNotFound, "%s has the checksum %08x on storage, a node has written it with %08x",
+                 name.c_str(), *info->crc32c, file.crc32c);
+  };
+  if (files.empty()) return OkStatus();
+  // Some stores keep none of files in parts. So the smallest file tells whether this store keeps any.
+  const auto smallest = std::min_element(files.begin(), files.end(),
+                                         [](const auto* a, const auto* b) { return a->bytes < b->bytes; });
+  bool keeps_checksums = false;
+  ROPETEAM_RETURN_IF_ERROR(check(**smallest, &keeps_checksums));
+  if (!keeps_checksums) return OkStatus();
+  const size_t every = (files.size() + kChecksumLooksMax - 1) / kChecksumLooksMax;
+  Group group(this, StorageWatch::Parts::kWritten);
+  for (size_t thread = 0; thread < kPartThreads; ++thread)
+    group.Add([&files, &check, every, thread] {
+      bool ignored = false;
+      for (size_t i = thread * every; i < files.size(); i += kPartThreads * every)
+        ROPETEAM_RETURN_IF_ERROR(check(*files[i], &ignored));
+      return OkStatus();
+    });
+  return group.Wait();
+}
+
 Status StorageWorkers::PutManifest(const StoredStep& step) {
   storage::StepHead head;
   head.job = config_.job;
@@ -204,6 +251,7 @@ Status StorageWorkers::PutManifest(const StoredStep& step) {
     ROPETEAM_RETURN_IF_ERROR(writer.Add(entry_of(rank)));
   const Result<std::string> text = writer.Finish();
   if (!text.ok()) return text.status();
+  ROPETEAM_RETURN_IF_ERROR(LookAtFiles(step));
   const std::string name = FolderOf(step.id) + "/" + std::string(storage::kManifestName);
   Status status = config_.sink->Put(name, *text, storage::PutMode::kIfAbsent, CallDeadline());
   if (status.code() == Code::kUnsupported) {

@@ -4,7 +4,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/fsuid.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
@@ -60,14 +62,24 @@ class HangingSink final : public storage::ForwardingSink {
     return below().Read(name, offset, targets, deadline);
   }
 
+  // Files that Stat() and List() report in place of those that are there, by their name, with size and checksum.
+  using Pretended = std::map<std::string, std::pair<uint64_t, std::optional<uint32_t>>>;
+  void Pretend(Pretended files) { pretended_ = std::move(files); }
+
   Result<storage::FileInfo> Stat(const std::string& name, storage::Deadline deadline) override {
     Pass();
+    if (const auto found = pretended_.find(name); found != pretended_.end())
+      return storage::FileInfo{name, found->second.first, found->second.second};
     return below().Stat(name, deadline);
   }
   Result<storage::ListPage> List(const std::string& folder, const std::string& page,
                                  storage::Deadline deadline) override {
     Pass();
-    return below().List(folder, page, deadline);
+    Result<storage::ListPage> list = below().List(folder, page, deadline);
+    for (const auto& [name, file] : pretended_)
+      if (list.ok() && name.starts_with(folder + "/"))
+        list->files.push_back({name, file.first, std::nullopt});
+    return list;
   }
   void Stop() override {
     stopped_ = true;
@@ -88,6 +100,7 @@ class HangingSink final : public storage::ForwardingSink {
   uint64_t let_through_ = UINT64_MAX;  // guarded by mutex_
   uint64_t hanging_ = 0;               // guarded by mutex_
   std::atomic<bool> stopped_{false};
+  Pretended pretended_;
   std::atomic<int> nice_of_writer_{0}, nice_of_reader_{0};
 };
 
@@ -120,10 +133,20 @@ class StorageWorkersTest : public ::testing::Test {
   void Open(uint64_t bytes_per_s = 0) {
     Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(directory_);
     ASSERT_TRUE(sink.ok()) << sink.status().ToString();
-    sink_ = std::make_shared<HangingSink>(std::move(*sink));
+    const std::shared_ptr<storage::Sink> below = std::move(*sink);
+    sink_ = std::make_shared<HangingSink>(below);
+    lock_sink_ = std::make_shared<HangingSink>(below);
     StorageWorkers::Config config = ConfigOf(sink_);
-    config.lock_sink = sink_;
+    config.lock_sink = lock_sink_;
     config.bytes_per_s = bytes_per_s;
+    Open(std::move(config));
+  }
+  void Open(std::shared_ptr<storage::Sink> sink) {
+    StorageWorkers::Config config = ConfigOf(sink);
+    config.lock_sink = std::move(sink);
+    Open(std::move(config));
+  }
+  void Open(StorageWorkers::Config config) {
     workers_ = std::make_unique<StorageWorkers>(
         std::move(config), [this](uint64_t tag, Status status, StorageDone done) {
           const std::lock_guard lock(mutex_);
@@ -166,16 +189,37 @@ class StorageWorkersTest : public ::testing::Test {
           Crc32c(memory_.data() + i * kChunkBytes, ChunkLength(shard.meta.stream_bytes, kChunkBytes, i)));
     return shard;
   }
-  void Persist(const NameFiles& shard) {
-    Answer written = Do(WriteShard{shard, {}});
-    ASSERT_TRUE(written.status.ok()) << written.status.ToString();
+  // Takes the lock for these workers.
+  std::string Proof() {
+    const Answer held = Do(HoldStorage{});
+    EXPECT_TRUE(held.status.ok()) << held.status.ToString();
+    return std::get<StorageProof>(held.done.result).text;
+  }
+  // Writes the shard of the only rank, without a manifest.
+  std::shared_ptr<StoredStep> Write(const NameFiles& shard) {
+    Answer written = Do(WriteShard{shard, {}, Proof()});
+    EXPECT_TRUE(written.status.ok()) << written.status.ToString();
     auto step = std::make_shared<StoredStep>();
     step->id = StepOf(shard.meta.id);
     step->world_size = 1;
     step->chunk_bytes = kChunkBytes;
     step->ranks = {std::get<StoredRank>(written.done.result)};
-    const Answer manifest = Do(WriteManifest{step});
+    return step;
+  }
+  void Persist(const NameFiles& shard) {
+    const Answer manifest = Do(WriteManifest{Write(shard)});
     ASSERT_TRUE(manifest.status.ok()) << manifest.status.ToString();
+  }
+  static LoadChunks WholeOf(const NameFiles& shard) {
+    LoadChunks load;
+    load.shard = shard.meta.id;
+    load.stream_bytes = shard.meta.stream_bytes;
+    load.extents = shard.extents;
+    for (uint32_t i = 0; i < shard.crcs.size(); ++i) load.chunks.push_back(i);
+    return load;
+  }
+  std::string StepFile(const std::string& name) const {
+    return directory_ + "/job/step-0000000007-i00000001/" + name;
   }
 
   std::string directory_;
@@ -183,7 +227,7 @@ class StorageWorkersTest : public ::testing::Test {
   std::mutex mutex_;
   std::map<uint64_t, std::promise<Answer>> asked_;
   uint64_t tag_ = 0;
-  std::shared_ptr<HangingSink> sink_;
+  std::shared_ptr<HangingSink> sink_, lock_sink_;  // of one directory
   std::unique_ptr<StorageWorkers> workers_;
 };
 
@@ -249,27 +293,222 @@ TEST_F(StorageWorkersTest, TheManifestOfTheLargestJobComesBack) {
   step->id = {1, 7};
   step->world_size = storage::kStepRanksMax;
   step->chunk_bytes = kChunkBytes;
+  HangingSink::Pretended files;
   for (uint32_t rank = 0; rank < step->world_size; ++rank) {
     StoredRank& stored = step->ranks.emplace_back();
     stored.stream_bytes = 1000ull << 20;
     stored.content = rank;
-    for (const char* name : {"model", "optimizer", "random", "loader"})
-      stored.files.push_back({"rank" + std::to_string(rank) + "/" + name + ".pt", 200ull << 20, rank, 0, 0});
+    for (const char* name : {"model", "optimizer", "random", "loader"}) {
+      stored.files.push_back({"rank" + std::to_string(rank) + "-" + name + ".pt", 200ull << 20, rank, 0, 0});
+      files["job/step-0000000007-i00000001/" + stored.files.back().path] = {200ull << 20, rank};
+    }
   }
+  sink_->Pretend(files);
   const Answer written = Do(WriteManifest{step});
   ASSERT_TRUE(written.status.ok()) << written.status.ToString();
   const Answer again = Do(WriteManifest{step});
   EXPECT_TRUE(again.status.ok()) << "compared with the one that lies there: " << again.status.ToString();
   auto other = std::make_shared<StoredStep>(*step);
-  other->ranks.back().files.back().crc32c ^= 1;
+  other->ranks.back().stream_bytes += 1;
   EXPECT_EQ(Do(WriteManifest{other}).status.code(), Code::kAlreadyExists);
+}
+
+// The holder's proof goes to the node that writes. That one sees an empty directory, because the store is not mounted.
+TEST_F(StorageWorkersTest, AShardIsNotWrittenWhereTheLockIsNot) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const std::string proof = Proof(), store = directory_;
+  EXPECT_LE(proof.size(), 256u);
+  const NameFiles shard = Save({{"a", 100000}, {"b.pt", 30000}});
+  const std::unique_ptr<StorageWorkers> holder = std::move(workers_);
+  directory_ = store + "/elsewhere";
+  std::filesystem::create_directory(directory_);
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const Status refused = Do(WriteShard{shard, {}, proof}).status;
+  EXPECT_EQ(refused.code(), Code::kNotFound);
+  EXPECT_THAT(refused.message(), ::testing::HasSubstr(directory_));
+  EXPECT_THAT(refused.message(), ::testing::HasSubstr("is it mounted here?"));
+  EXPECT_EQ(Do(ProveStorage{proof}).status.code(), Code::kNotFound);
+  EXPECT_EQ(Do(WriteShard{shard, {}, "1:x"}).status.code(), Code::kInvalidArgument);
+  EXPECT_EQ(Do(ProveStorage{"1:../../x"}).status.code(), Code::kInvalidArgument);
+  EXPECT_TRUE(std::filesystem::is_empty(directory_));
+
+  // Now it is mounted.
+  std::filesystem::remove(directory_);
+  std::filesystem::create_directory_symlink(store, directory_);
+  EXPECT_EQ(Do(ProveStorage{proof}).status.ToString(), "ok");
+  EXPECT_EQ(Do(WriteShard{shard, {}, proof}).status.ToString(), "ok");
+  EXPECT_TRUE(std::filesystem::exists(store + "/job/step-0000000007-i00000001/b.pt"));
+  workers_.reset();
+  directory_ = store;
+}
+
+TEST_F(StorageWorkersTest, AStepDoesNotCountUntilAllItsFilesAreSeen) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const std::shared_ptr<StoredStep> step = Write(Save({{"a", 100000}, {"d/b.pt", 30000}}));
+  const std::string path = StepFile("d/b.pt"), manifest = StepFile("ropeteam-manifest.json");
+  const auto refused = [&](const char* why) {
+    const Status status = Do(WriteManifest{step}).status;
+    EXPECT_EQ(status.code(), Code::kNotFound) << status.ToString();
+    EXPECT_THAT(status.message(), ::testing::HasSubstr("d/b.pt"));
+    EXPECT_THAT(status.message(), ::testing::HasSubstr(why));
+    EXPECT_FALSE(std::filesystem::exists(manifest));
+  };
+  std::filesystem::rename(path, path + ".away");
+  refused("lacks");
+  std::filesystem::rename(path + ".away", path);
+  std::filesystem::resize_file(path, 29999);
+  refused("has 29999 bytes");
+  std::filesystem::resize_file(path, 30000);
+  EXPECT_EQ(Do(WriteManifest{step}).status.ToString(), "ok");
+  EXPECT_TRUE(std::filesystem::exists(manifest));
+}
+
+TEST_F(StorageWorkersTest, AStepDoesNotCountWithAFileOfAnotherChecksum) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const std::shared_ptr<StoredStep> step = Write(Save({{"a", 100000}, {"b.pt", 30000}, {"c.pt", 20000}}));
+  const std::string folder = "job/step-0000000007-i00000001/";
+  HangingSink::Pretended files;
+  for (const StoredFile& file : step->ranks[0].files) files[folder + file.path] = {file.bytes, file.crc32c};
+  files[folder + "b.pt"].second = *files[folder + "b.pt"].second ^ 1;
+  sink_->Pretend(files);
+  const Status status = Do(WriteManifest{step}).status;
+  EXPECT_EQ(status.code(), Code::kNotFound) << status.ToString();
+  EXPECT_THAT(status.message(), ::testing::HasSubstr(folder + "b.pt has the checksum"));
+  EXPECT_FALSE(std::filesystem::exists(StepFile("ropeteam-manifest.json")));
+  // Some stores tell the checksum of a small file only.
+  files[folder + "b.pt"].second.reset();
+  sink_->Pretend(files);
+  EXPECT_EQ(Do(WriteManifest{step}).status.ToString(), "ok");
+}
+
+TEST_F(StorageWorkersTest, AMissingFileIsDamageOnlyWhileTheManifestIsThere) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const NameFiles shard = Save({{"a", 100000}, {"b.pt", 30000}});
+  ASSERT_NO_FATAL_FAILURE(Persist(shard));
+  const LoadChunks load = WholeOf(shard);
+  const ReadStored read{StepOf(shard.meta.id)};
+  EXPECT_EQ(Do(read).status.ToString(), "ok");
+  for (const char* name : {"b.pt", "rank-00000.safetensors"}) {
+    EXPECT_EQ(Do(load).status.ToString(), "ok") << "and the manifest is kept";
+    const std::string path = StepFile(name), manifest = StepFile("ropeteam-manifest.json");
+    std::filesystem::rename(path, path + ".away");
+    EXPECT_EQ(Do(load).status.code(), Code::kCorrupt) << name;
+    EXPECT_EQ(Do(read).status.code(), Code::kCorrupt) << name;
+    EXPECT_EQ(Do(load).status.code(), Code::kCorrupt) << name;
+    std::filesystem::rename(manifest, manifest + ".away");
+    EXPECT_EQ(Do(load).status.code(), Code::kNotFound) << name;
+    EXPECT_EQ(Do(read).status.code(), Code::kNotFound) << name;
+    EXPECT_EQ(Do(load).status.code(), Code::kNotFound) << name;
+    std::filesystem::rename(manifest + ".away", manifest);
+    std::filesystem::rename(path + ".away", path);
+  }
+  EXPECT_EQ(Do(read).status.ToString(), "ok");
+}
+
+// As while another node deletes the step: the manifest was read, then the folder is empty.
+TEST_F(StorageWorkersTest, AStepThatVanishesWhileItIsReadIsNotDamaged) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const NameFiles shard = Save({{"a", 100000}});
+  ASSERT_NO_FATAL_FAILURE(Persist(shard));
+  sink_->Close();
+  std::future<Answer> answer = Begin(ReadStored{StepOf(shard.meta.id)});
+  sink_->AwaitHanging();
+  sink_->LetThrough(1);  // the size of the manifest; the listing comes next
+  sink_->AwaitHanging();
+  std::filesystem::remove_all(StepFile(""));
+  sink_->LetThrough(UINT64_MAX);
+  const Status status = answer.get().status;
+  EXPECT_EQ(status.code(), Code::kNotFound) << status.ToString();
+}
+
+TEST_F(StorageWorkersTest, AMarkAndADamagedManifestAreDamage) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const NameFiles shard = Save({{"a", 1000}});
+  ASSERT_NO_FATAL_FAILURE(Persist(shard));
+  const StepId id = StepOf(shard.meta.id);
+  ASSERT_EQ(Do(MarkStored{id, "a test"}).status.ToString(), "ok");
+  EXPECT_EQ(Do(ReadStored{id}).status.code(), Code::kCorrupt);
+  std::filesystem::remove(StepFile("ropeteam-damaged.txt"));
+  EXPECT_EQ(Do(ReadStored{id}).status.ToString(), "ok");
+  std::filesystem::resize_file(StepFile("ropeteam-manifest.json"), 100);
+  EXPECT_EQ(Do(ReadStored{id}).status.code(), Code::kCorrupt);
+  EXPECT_EQ(Do(WholeOf(shard)).status.code(), Code::kCorrupt);
+}
+
+// Calls the store as another user, without root's rights. A thread has its own user where files are concerned.
+class StrangersSink final : public storage::ForwardingSink {
+ public:
+  using ForwardingSink::ForwardingSink;
+  Status Read(const std::string& name, uint64_t offset, std::span<const storage::Target> targets,
+              storage::Deadline deadline) override {
+    const Stranger here;
+    return below().Read(name, offset, targets, deadline);
+  }
+  Result<storage::FileInfo> Stat(const std::string& name, storage::Deadline deadline) override {
+    const Stranger here;
+    return below().Stat(name, deadline);
+  }
+  Result<storage::ListPage> List(const std::string& folder, const std::string& page,
+                                 storage::Deadline deadline) override {
+    const Stranger here;
+    return below().List(folder, page, deadline);
+  }
+
+ private:
+  struct Stranger {
+    Stranger() { setfsuid(65534); }
+    ~Stranger() { setfsuid(geteuid()); }
+  };
+};
+
+TEST_F(StorageWorkersTest, WhatANodeMayNotReadIsNotDamaged) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const NameFiles shard = Save({{"a", 100000}, {"b.pt", 30000}});
+  ASSERT_NO_FATAL_FAILURE(Persist(shard));
+  const std::string proof = Proof();
+  const std::unique_ptr<StorageWorkers> holder = std::move(workers_);
+  Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(directory_);
+  ASSERT_TRUE(sink.ok());
+  Open(std::make_shared<StrangersSink>(std::move(*sink)));
+  const LoadChunks load = WholeOf(shard);
+  const ReadStored read{StepOf(shard.meta.id)};
+  std::filesystem::permissions(directory_, std::filesystem::perms(0755));
+  EXPECT_EQ(Do(read).status.ToString(), "ok");
+  EXPECT_EQ(Do(load).status.ToString(), "ok");
+  EXPECT_EQ(Do(ProveStorage{proof}).status.ToString(), "ok");
+  for (const std::string& path : {StepFile("b.pt"), StepFile(""), directory_}) {
+    const auto before = std::filesystem::status(path).permissions();
+    std::filesystem::permissions(path, std::filesystem::perms::none);
+    const Answer refused = Do(load);
+    EXPECT_EQ(refused.status.code(), Code::kIo) << path;
+    EXPECT_THAT(refused.status.message(), ::testing::HasSubstr("Permission denied"));
+    EXPECT_EQ(WordOf(refused.status.code()), StoredWord::kUnreadable);
+    if (path != StepFile("b.pt")) {
+      EXPECT_EQ(Do(read).status.code(), Code::kIo) << path;
+    }
+    if (path == directory_) {
+      EXPECT_EQ(Do(ProveStorage{proof}).status.code(), Code::kIo);
+      EXPECT_EQ(Do(WriteShard{shard, {}, proof}).status.code(), Code::kIo);
+    }
+    std::filesystem::permissions(path, before);
+  }
+  workers_.reset();
+}
+
+TEST_F(StorageWorkersTest, ASourceThatIsNotHereSaysNothingOfItsSteps) {
+  StorageWorkers::Config config = ConfigOf(nullptr);
+  config.restore_from = directory_ + "/absent/job";
+  Open(std::move(config));
+  const Status status = Do(ReadStored{{1, 7}}).status;
+  EXPECT_EQ(status.code(), Code::kIo);
+  EXPECT_THAT(status.message(), ::testing::HasSubstr(directory_ + "/absent/job is not there"));
 }
 
 // Threads of the training and of the daemon must not wait for a processor because a step is being written.
 TEST_F(StorageWorkersTest, PartsAreWrittenAtTheLowestPriorityAndReadAtTheDaemons) {
   ASSERT_NO_FATAL_FAILURE(Open());
   const NameFiles shard = Save({{"a", 100000}});
-  ASSERT_TRUE(Do(WriteShard{shard, {}}).status.ok());
+  ASSERT_TRUE(Do(WriteShard{shard, {}, Proof()}).status.ok());
   EXPECT_EQ(sink_->nice_of_writer(), 19);
   ASSERT_NO_FATAL_FAILURE(Persist(shard));
   LoadChunks load;
@@ -286,15 +525,16 @@ using Tags = std::vector<uint64_t>;
 
 TEST_F(StorageWorkersTest, AWorkThatHangsIsToldAndToldAgain) {
   ASSERT_NO_FATAL_FAILURE(Open());
+  const std::string proof = Proof();
   sink_->Close();
   const auto before = Clock::now();
-  std::future<Answer> answer = Begin(WriteShard{Save({{"a", 100000}}), {}});
+  std::future<Answer> answer = Begin(WriteShard{Save({{"a", 100000}}), {}, proof});
   sink_->AwaitHanging();
   EXPECT_EQ(workers_->Stalled(before + kStalledAfter), Tags{});
   const auto told = Clock::now() + kStalledAfter;
-  EXPECT_EQ(workers_->Stalled(told), Tags{1});
+  EXPECT_EQ(workers_->Stalled(told), Tags{tag_});
   EXPECT_EQ(workers_->Stalled(told + StorageWatch::kToldAgain / 2), Tags{});
-  EXPECT_EQ(workers_->Stalled(told + StorageWatch::kToldAgain), Tags{1});
+  EXPECT_EQ(workers_->Stalled(told + StorageWatch::kToldAgain), Tags{tag_});
   sink_->LetThrough(UINT64_MAX);
   EXPECT_TRUE(answer.get().status.ok());
   EXPECT_EQ(workers_->Stalled(told + 2 * StorageWatch::kToldAgain), Tags{});
@@ -302,8 +542,10 @@ TEST_F(StorageWorkersTest, AWorkThatHangsIsToldAndToldAgain) {
 
 TEST_F(StorageWorkersTest, AWorkThatIsSlowIsNotTold) {
   ASSERT_NO_FATAL_FAILURE(Open());
+  const std::string proof = Proof();
   sink_->Close();
-  std::future<Answer> answer = Begin(WriteShard{Save({{"a.pt", 100}, {"b.pt", 100}, {"c.pt", 100}}), {}});
+  std::future<Answer> answer =
+      Begin(WriteShard{Save({{"a.pt", 100}, {"b.pt", 100}, {"c.pt", 100}}), {}, proof});
   sink_->AwaitHanging();
   for (int i = 1; i < 3; ++i) {
     const auto hung = Clock::now();
@@ -317,8 +559,9 @@ TEST_F(StorageWorkersTest, AWorkThatIsSlowIsNotTold) {
 
 TEST_F(StorageWorkersTest, AnEndDoesNotWaitForACallThatHangs) {
   ASSERT_NO_FATAL_FAILURE(Open());
+  const std::string proof = Proof();
   sink_->Close();
-  std::future<Answer> answer = Begin(WriteShard{Save({{"a", 100000}}), {}});
+  std::future<Answer> answer = Begin(WriteShard{Save({{"a", 100000}}), {}, proof});
   sink_->AwaitHanging();
   EXPECT_FALSE(workers_->Stop(std::chrono::milliseconds(1)));
   EXPECT_TRUE(sink_->stopped());
@@ -330,16 +573,20 @@ TEST_F(StorageWorkersTest, AnEndDoesNotWaitForACallThatHangs) {
 TEST_F(StorageWorkersTest, AnEndDoesNotWaitForALockThatHangs) {
   ASSERT_NO_FATAL_FAILURE(Open());
   ASSERT_EQ(Do(HoldStorage{}).status.ToString(), "ok");
-  sink_->Close();
+  lock_sink_->Close();
   EXPECT_FALSE(workers_->Stop(std::chrono::milliseconds(1)));
   EXPECT_TRUE(sink_->stopped());
-  sink_->LetThrough(UINT64_MAX);
+  lock_sink_->LetThrough(UINT64_MAX);
 }
 
 // At this rate the second file would be written a day later.
 TEST_F(StorageWorkersTest, AnEndDoesNotWaitForTheRate) {
   ASSERT_NO_FATAL_FAILURE(Open(/*bytes_per_s=*/1));
-  std::future<Answer> answer = Begin(WriteShard{Save({{"a.pt", 100000}, {"b.pt", 100}}), {}});
+  const std::string proof = Proof();
+  sink_->Close();
+  std::future<Answer> answer = Begin(WriteShard{Save({{"a.pt", 100000}, {"b.pt", 100}}), {}, proof});
+  sink_->AwaitHanging();  // so the lock is read before it is released
+  sink_->LetThrough(UINT64_MAX);
   EXPECT_TRUE(workers_->Stop(std::chrono::minutes(1)));
   EXPECT_EQ(answer.get().status.code(), Code::kAborted);
 }
@@ -394,13 +641,9 @@ TEST_F(StorageWorkersTest, AWholeShardWithADamagedFileIsCorrupt) {
   ASSERT_NO_FATAL_FAILURE(Open());
   const NameFiles shard = Save({{"a", 100000}, {"b.pt", 30000}});
   ASSERT_NO_FATAL_FAILURE(Persist(shard));
-  LoadChunks load;
-  load.shard = shard.meta.id;
-  load.stream_bytes = shard.meta.stream_bytes;
-  load.extents = shard.extents;
-  for (uint32_t i = 0; i < shard.crcs.size(); ++i) load.chunks.push_back(i);
+  const LoadChunks load = WholeOf(shard);
   for (const char* name : {"b.pt", "rank-00000.safetensors"}) {
-    const std::string path = directory_ + "/job/step-0000000007-i00000001/" + name;
+    const std::string path = StepFile(name);
     const auto flip = [&] {
       FILE* file = std::fopen(path.c_str(), "r+");
       ASSERT_NE(file, nullptr);
