@@ -11,6 +11,7 @@
 #include <map>
 #include <string>
 #include <tuple>
+#include <variant>
 #include <vector>
 
 #include "core/base/view.h"
@@ -41,6 +42,10 @@ class Filler {
     } else {
       std::apply([this](auto&&... field) { (Fill(field), ...); }, value.Fields());
     }
+  }
+  template <typename... T>
+  void Fill(std::variant<T...>& value) {
+    Fill(value.template emplace<sizeof...(T) - 1>());
   }
   template <typename T>
   void Fill(std::vector<T>& values) {

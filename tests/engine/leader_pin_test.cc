@@ -40,6 +40,7 @@ TEST_F(LeaderTest, ANewerCommittedStepThatReturnsBeforeARankIsToldIsChosenInstea
   const StepId older{kCurrent - 1, 7};
   const StepId newer{kCurrent - 1, 8};
   settings_ = {1, 2, 2};
+  settings_.wait_for_missing_us = 0;
   Members({kFirst});
   Tell(kFirst, {Marked(Own(older, 0)), Marked(Own(older, 1)), Marked(Own(newer, 0))});
   const LatestQuestion question{kCurrent};

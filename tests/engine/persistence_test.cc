@@ -36,11 +36,14 @@ class PersistenceTest : public ::testing::Test {
         store_(Store::Format({memory_, Store::MemoryFor(4, 4096)}, 4096, {"job", "a"}).value()),
         context_(Config(), store_.get()),
         works_(&context_),
-        hold_(&works_),
-        stored_(&context_, &works_, &incarnation_),
+        desk_(&context_, &works_),
+        keeper_(&context_, &desk_),
+        hold_(&keeper_, [] { return true; }),
+        stored_(&context_, &keeper_, &incarnation_),
+        roster_(&context_),
         policy_(&context_),
         persistence_(
-            &context_, &works_, &hold_, &table_, &stored_, &policy_,
+            &context_, &keeper_, &hold_, &roster_, &table_, &stored_, &policy_,
             [] {
               return std::vector<StepId>{{kCurrent, 1}};
             },
@@ -51,9 +54,11 @@ class PersistenceTest : public ::testing::Test {
     settings_.storage = "somewhere";
     settings_.persist_every = 10;
     context_.lease_until = kNever;
+    context_.now = 1'000'000;
     Members({1, 2, 3});
     stored_.Begin();
     persistence_.Begin();
+    keeper_.Begin();
   }
   ~PersistenceTest() override {
     store_.reset();
@@ -122,6 +127,8 @@ class PersistenceTest : public ::testing::Test {
     return work;
   }
   void Listed(const std::vector<StepId>& steps = {}, const std::vector<StepId>& source_steps = {}) {
+    const uint32_t protocol =
+        std::exchange(context_.protocol, 8);  // only the leader lists; the stories have others
     stored_.OnTimer();
     StorageDone done;
     StoredList list;
@@ -129,6 +136,7 @@ class PersistenceTest : public ::testing::Test {
     list.source_steps = source_steps;
     done.result = list;
     works_.OnDone(TakeWork().tag, OkStatus(), done);
+    context_.protocol = protocol;
   }
   std::vector<std::pair<NodeId, PersistOrder>> TakeOrders() {
     AnswerHolds();
@@ -136,7 +144,7 @@ class PersistenceTest : public ::testing::Test {
     for (const SendMessage& message : std::exchange(context_.out.messages, {})) {
       Envelope envelope;
       PersistOrder order;
-      EXPECT_TRUE(Decode(message.envelope, envelope) && Decode(envelope.payload, order));
+      EXPECT_TRUE(Decode(message.envelope, envelope) && Decode(envelope.payload, order, context_.protocol));
       orders.emplace_back(message.to, order);
     }
     return orders;
@@ -195,8 +203,11 @@ class PersistenceTest : public ::testing::Test {
   Context context_;
   StorageWorks works_;
   StepTable table_;
+  StorageDesk desk_;
+  StorageKeeper keeper_;
   StorageHold hold_;
   StoredSteps stored_;
+  Roster roster_;
   Policy policy_;
   Result<uint64_t> keep_ = uint64_t{0};  // set by ranks
   Persistence persistence_;
@@ -350,12 +361,15 @@ TEST_F(PersistenceTest, AJobThatOnlyRestoresFromAnotherPersistsNothing) {
   EXPECT_THAT(TakeOrders(), IsEmpty());
 }
 
-TEST_F(PersistenceTest, WhatIsWrongWithAnotherJobsStepIsRemembered) {
-  Listed({{kCurrent - 1, 8}}, {{kCurrent - 1, 7}});
+TEST_F(PersistenceTest, WhatIsWrongWithTheNewestDamagedStepIsRemembered) {
+  Listed({{kCurrent - 1, 8}, {kCurrent - 1, 9}}, {{kCurrent - 1, 10}});
+  EXPECT_EQ(stored_.Damage({}), "");
+  stored_.MarkDamaged({kCurrent - 1, 10}, "a newer version");
+  EXPECT_EQ(stored_.Damage({}), "") << "the job has steps of its own";
   stored_.MarkDamaged({kCurrent - 1, 8}, "a file is missing");
-  EXPECT_EQ(stored_.source_damage(), "");
-  stored_.MarkDamaged({kCurrent - 1, 7}, "a newer version");
-  EXPECT_THAT(stored_.source_damage(), HasSubstr("a newer version"));
+  stored_.MarkDamaged({kCurrent - 1, 9}, "other bytes");
+  EXPECT_THAT(stored_.Damage({}), HasSubstr("other bytes"));
+  EXPECT_THAT(stored_.Damage({{kCurrent - 1, 9}}), HasSubstr("a file is missing"));
 }
 
 TEST_F(PersistenceTest, AStepThatWasAskedForNeedNotBeDue) {
@@ -579,6 +593,7 @@ TEST_F(PersistenceTest, AHoldThatIsLostStopsTheStep) {
 
 TEST_F(PersistenceTest, AHoldThatHangsIsTrouble) {
   Listed();
+  context_.protocol = 8;  // no other node can take storage over
   hold_says_ = std::nullopt;
   Commit(10);
   const uint64_t tag = TakeWork().tag;
@@ -607,6 +622,7 @@ TEST_F(PersistenceTest, AHoldThatHangsBeforeTheManifestMakesRoomForTheNextStep) 
 
 TEST_F(PersistenceTest, AHoldThatComesLateIsNoLongerTrouble) {
   Listed();
+  context_.protocol = 8;  // no other node can take storage over
   Commit(10);
   AnswerAll();
   const auto orders = TakeOrders();
@@ -631,7 +647,7 @@ TEST_F(PersistenceTest, AHoldThatIsRegainedBeforeTheManifestIsNoLongerTrouble) {
   hold_says_ = Error(Code::kUnavailable, "not known");
   for (const auto& [node, order] : orders) Answer(node, order);
   AnswerHolds();
-  EXPECT_THAT(persistence_.trouble(), HasSubstr("does not hold storage"));
+  EXPECT_THAT(persistence_.trouble(), HasSubstr("storage is not held"));
   hold_says_ = OkStatus();
   PassTime(61'000'000);
   EXPECT_EQ(persistence_.trouble(), "");
@@ -641,33 +657,47 @@ TEST_F(PersistenceTest, AHoldThatIsRegainedBeforeTheManifestIsNoLongerTrouble) {
 }
 
 // A new incarnation has storage listed again while the first listing hangs.
-TEST_F(PersistenceTest, AListingThatHungIsNoTroubleForTheNextOne) {
+TEST_F(PersistenceTest, AListingThatHangsKeepsTheNextOneWaiting) {
+  context_.protocol = 8;
   stored_.OnTimer();
   const uint64_t listing = TakeWork().tag;
   works_.OnStalled(listing);
-  stored_.ListAgain();
   EXPECT_THAT(stored_.trouble(), HasSubstr("no progress for a minute"));
-  works_.OnDone(listing, OkStatus(), {});
-  EXPECT_EQ(stored_.trouble(), "");
-  EXPECT_FALSE(stored_.known());
-  Listed();
+  stored_.ListAgain();
+  stored_.OnTimer();
+  EXPECT_THAT(stored_.trouble(), HasSubstr("no progress for a minute"));
+  EXPECT_THAT(context_.out.storage, IsEmpty()) << "each listing that hangs would occupy a thread";
+  StorageDone done;
+  done.result = StoredList();
+  works_.OnDone(listing, OkStatus(), done);
+  EXPECT_FALSE(stored_.known()) << "that was the former listing";
+  works_.OnDone(TakeWork().tag, OkStatus(), done);
   EXPECT_TRUE(stored_.known());
+  EXPECT_EQ(stored_.trouble(), "");
 }
 
-TEST_F(PersistenceTest, AManifestThatHangsIsNamed) {
+TEST_F(PersistenceTest, AManifestThatIsNotReadInTimeIsNamed) {
   Listed({{kCurrent, 10}});
+  context_.protocol = 8;
   EXPECT_EQ(stored_.Manifest({kCurrent, 10}), nullptr);
   const uint64_t reading = TakeWork().tag;
-  works_.OnStalled(reading);
-  EXPECT_THAT(stored_.trouble(), AllOf(HasSubstr("the manifest of step 10"), HasSubstr("no progress")));
-  stored_.ListAgain();
-  works_.OnStalled(reading);
-  works_.OnDone(reading, Error(Code::kUnavailable, "no route"), {});
-  EXPECT_EQ(stored_.trouble(), "") << "which is not the listing's trouble";
+  context_.now += 5'000'000;
+  stored_.OnTimer();
+  EXPECT_THAT(stored_.trouble(), HasSubstr("node1 has not read the manifest of step 10"));
+  StoredStep step;
+  step.id = {kCurrent, 10};
+  step.world_size = 1;
+  step.ranks.resize(1);
+  StorageDone done;
+  done.result = step;
+  works_.OnDone(reading, OkStatus(), done);
+  EXPECT_NE(stored_.Manifest({kCurrent, 10}), nullptr) << "late, and good";
+  EXPECT_EQ(stored_.trouble(), "");
 }
 
 TEST_F(PersistenceTest, AReleaseThatHangsIsTrouble) {
   Listed();
+  context_.protocol = 8;  // no other node can take storage over
   Commit(10);
   hold_.Release();
   persistence_.OnHoldReleased();
@@ -675,7 +705,7 @@ TEST_F(PersistenceTest, AReleaseThatHangsIsTrouble) {
   PassTime(1);  // it waits for the hold again
   works_.OnStalled(release);
   PassTime(1);
-  EXPECT_THAT(persistence_.trouble(), HasSubstr("releasing storage has made no progress"));
+  EXPECT_THAT(persistence_.trouble(), HasSubstr("hold of storage has made no progress"));
 }
 
 TEST_F(PersistenceTest, ARefusedHoldIsTroubleEachTime) {
@@ -684,7 +714,8 @@ TEST_F(PersistenceTest, ARefusedHoldIsTroubleEachTime) {
   for (const Step step : {10, 20}) {
     Commit(step);
     AnswerHolds();
-    EXPECT_THAT(persistence_.trouble(), AllOf(HasSubstr("step " + std::to_string(step)), HasSubstr("node y")));
+    EXPECT_THAT(persistence_.trouble(),
+                AllOf(HasSubstr("step " + std::to_string(step)), HasSubstr("node y")));
   }
 }
 
