@@ -12,7 +12,7 @@ namespace {
 constexpr TimeUs kPausedUs = 5 * kMs;  // time between two checks whether a stopped daemon continues
 
 // As storage/posix and storage/s3 answer what the permissions forbid.
-constexpr Code kRefusedCode = Code::kInvalidArgument;
+constexpr Code kRefusedCode = Code::kIo;
 
 const Status kAway = Error(Code::kUnavailable, "storage is away");
 
@@ -79,6 +79,12 @@ void SimStorage::Heal() {
   unmounted_.clear();
   refused_.clear();
   spoilt_.clear();
+}
+
+bool SimStorage::DiffersElsewhere(size_t host) const {
+  return std::any_of(unmounted_.begin(), unmounted_.end(),
+                     [&](const auto& at) { return at.first != host && Unmounted(at.first); }) ||
+         std::any_of(spoilt_.begin(), spoilt_.end(), [&](size_t at) { return at != host; });
 }
 
 bool SimStorage::Rot() {
@@ -316,24 +322,26 @@ Status SimStorage::EffectOn(const JobPtr& job) {
     for (const auto& [id, step] : steps_) {
       list.incarnation_max = std::max(list.incarnation_max, id.incarnation);
       const bool late = step.stored_at + options_.listing_lag_us > scheduler_.now();
-      if (step.manifest && !step.marked && !late && !hidden_.contains(id)) list.steps.push_back(id);
+      if (step.manifest && !late && !hidden_.contains(id)) list.steps.push_back(id);
     }
     job->done.result = list;
   } else if (const auto* read = std::get_if<ReadStored>(&work)) {
     StoredStep stored;
     if (unreadable_.contains(read->step)) return Error(Code::kIo, "the disk has failed");
-    const Status status = Read(read->step, &stored);
-    if (!status.ok()) return status;
+    ROPETEAM_RETURN_IF_ERROR(Read(read->step, &stored));
     job->done.result = stored;
   } else if (const auto* name = std::get_if<NameFiles>(&work)) {
     job->done.result = FileNames{NamesOf(name->meta.id)};
   } else if (const auto* write = std::get_if<WriteShard>(&work)) {
     StoredRank stored;
-    const Status status = Write(*write, job->bytes, &stored);
-    if (!status.ok()) return status;
+    if (!write->proof.empty()) ROPETEAM_RETURN_IF_ERROR(Prove(write->proof));
+    ROPETEAM_RETURN_IF_ERROR(Write(*write, job->bytes, &stored));
     job->done.result = stored;
   } else if (std::get_if<HoldStorage>(&work) != nullptr) {
-    return TakeHold(*job);
+    ROPETEAM_RETURN_IF_ERROR(TakeHold(*job));
+    job->done.result = StorageProof{std::to_string(hold_.claim)};
+  } else if (const auto* prove = std::get_if<ProveStorage>(&work)) {
+    return Prove(prove->proof);
   } else if (std::get_if<ReleaseStorage>(&work) != nullptr) {
     if (hold_.instance == job->instance) hold_ = Hold();
   } else if (const auto* manifest = std::get_if<WriteManifest>(&work)) {
@@ -384,7 +392,7 @@ Status SimStorage::TakeHold(const Job& job) {
   const bool silent =
       same && watch.renewal == hold_.renewal && watch.since + kHolderSilentUs <= scheduler_.now();
   if (free || silent) {
-    if (hold_.instance != job.instance) hold_ = {job.host, job.instance, 0, false};
+    if (hold_.instance != job.instance) hold_ = {job.host, job.instance, 0, false, ++claims_};
     watch = {job.instance, 0, scheduler_.now()};
     return OkStatus();
   }
@@ -394,6 +402,11 @@ Status SimStorage::TakeHold(const Job& job) {
   if (lost) return Error(Code::kAlreadyExists, "%s has taken storage over", who.c_str());
   if (lives) return Error(Code::kAlreadyExists, "%s writes to this storage", who.c_str());
   return Error(Code::kUnavailable, "%s wrote to this storage, and may be dead", who.c_str());
+}
+
+Status SimStorage::Prove(const std::string& proof) const {
+  if (hold_.instance != kNoNode && std::to_string(hold_.claim) == proof) return OkStatus();
+  return Error(Code::kNotFound, "the lock of %s is not here", proof.c_str());
 }
 
 Status SimStorage::CheckHold(const Job& job) const {
@@ -413,6 +426,7 @@ Status SimStorage::Read(const StepId& id, StoredStep* stored) {
   const Step* step = At(id);
   if (step == nullptr || !step->manifest)
     return Error(Code::kNotFound, "%s has no manifest", id.ToString().c_str());
+  if (step->marked) return Error(Code::kCorrupt, "%s is marked as damaged", id.ToString().c_str());
   *stored = *step->manifest;
   stored->restored = step->restored;
   for (StoredRank& rank : stored->ranks) {
@@ -457,6 +471,7 @@ Status SimStorage::Write(const WriteShard& write, const std::string& stream, Sto
   stored->stream_bytes = meta.stream_bytes;
   stored->content = ContentDigest(meta, write.shard.crcs);
   stored->metadata = MetadataOf(id, meta.id.rank);
+  if (loses_writes_) steps_[id].files.clear();
   for (const auto& [path, bytes] : files) stored->files.push_back({path, bytes.size(), CrcOf(bytes), 0, 0});
   return OkStatus();
 }
@@ -487,6 +502,11 @@ Status SimStorage::WriteTheManifest(const StoredStep& stored) {
   if (in_ranks || stored.metadata != (stored.world_size > 1 ? MetadataOf(stored.id, 1) : ""))
     on_violation("the manifest of " + stored.id.ToString() + " has metadata '" + stored.metadata + "'");
   Step& step = steps_[stored.id];
+  for (const StoredRank& rank : stored.ranks)
+    for (const StoredFile& file : rank.files)
+      if (const auto at = step.files.find(file.path);
+          at == step.files.end() || at->second.bytes.size() != file.bytes)
+        return Error(Code::kNotFound, "%s lacks %s", stored.id.ToString().c_str(), file.path.c_str());
   if (step.manifest) {
     const StoredStep& there = *step.manifest;
     if (there.world_size == stored.world_size && there.chunk_bytes == stored.chunk_bytes &&

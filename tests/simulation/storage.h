@@ -6,6 +6,7 @@
 #ifndef ROPETEAM_TESTS_SIMULATION_STORAGE_H_
 #define ROPETEAM_TESTS_SIMULATION_STORAGE_H_
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <memory>
@@ -69,13 +70,15 @@ class SimStorage {
   // loads.
   void RefuseUntil(size_t host, TimeUs until, bool lists) { refused_[host] = {until, lists}; }
   void SpoilUntil(size_t host, TimeUs until);
+  // Another host has an empty directory in the place of storage, or bad memory.
+  bool DiffersElsewhere(size_t host) const;
   // Damages or removes a file of a step. False: no step has a file.
   bool Rot();
   // No more failures.
   void Heal();
 
   // An operator gives storage to this daemon.
-  void TakeOver(const Host& host) { hold_ = {host.index, host.id, 0, false}; }
+  void TakeOver(const Host& host) { hold_ = {host.index, host.id, 0, false, ++claims_}; }
   NodeId holder() const { return hold_.instance; }
 
   // ---- for the stories
@@ -88,6 +91,8 @@ class SimStorage {
   void Hang(size_t host) { hung_.insert(host); }
   void GoOn(size_t host);
   void HangPrunes(bool hang) { prunes_hang_ = hang; }
+  // Files that are written are gone at once.
+  void LoseWrites(bool lose) { loses_writes_ = lose; }
   uint64_t listings() const { return listings_; }  // number of those that were begun
   uint64_t loads() const { return loads_; }
   // The host's memory corrupts what it loads.
@@ -96,10 +101,16 @@ class SimStorage {
   RestoreNote Restored(const StepId& id) const {
     return At(id) == nullptr ? RestoreNote() : At(id)->restored;
   }
-  // The step's manifest can never be read. FailLoads(): its shards can never be loaded.
+  // The step's manifest cannot be read until Mend(). FailLoads(): its shards cannot be loaded.
   void FailReads(const StepId& id) {
     unreadable_.insert(id);
     steps_.at(id).rotten = true;
+  }
+  void Mend() {
+    for (const std::set<StepId>* failing : {&unreadable_, &unloadable_})
+      for (const StepId& id : *failing) steps_.at(id).rotten = false;
+    unreadable_.clear();
+    unloadable_.clear();
   }
   void FailLoads(const StepId& id) {
     unloadable_.insert(id);
@@ -116,6 +127,10 @@ class SimStorage {
   // The newest sound step that every listing has had the time to show; {0, 0}: none.
   StepId NewestSound() const;
   bool Pruned(const StepId& id) const { return pruned_.contains(id); }
+  bool HasSound(Step step) const {
+    return std::any_of(steps_.begin(), steps_.end(),
+                       [&](const auto& each) { return each.first.step == step && Sound(each.first); });
+  }
   bool Sound(const StepId& id) const { return Has(id) && !At(id)->rotten; }
   // The step's manifest, or null. Stream(): the bytes of a rank's shard, or null.
   const StoredStep* Manifest(const StepId& id) const { return Has(id) ? &*At(id)->manifest : nullptr; }
@@ -135,6 +150,7 @@ class SimStorage {
     NodeId instance = kNoNode;
     uint64_t renewal = 0;  // as another daemon has seen it last
     bool renews = false;
+    uint64_t claim = 0;  // tells this hold from all others
   };
   // What another daemon has seen of the holder.
   struct Watch {
@@ -211,6 +227,7 @@ class SimStorage {
   Status TakeHold(const Job& job);
   // Whether the daemon holds storage: a condition for a manifest, a deletion, a mark or a note.
   Status CheckHold(const Job& job) const;
+  Status Prove(const std::string& proof) const;
   StoredList Prune(const Job& job, const PruneStored& prune);
   Status Read(const StepId& id, StoredStep* stored);
   // Whether the file is seen half written. Then the step may be found damaged, and the checker accepts that.
@@ -234,6 +251,8 @@ class SimStorage {
   std::set<StepId> unloadable_;
   std::set<size_t> hung_;
   bool prunes_hang_ = false;
+  bool loses_writes_ = false;
+  uint64_t claims_ = 0;
   std::vector<JobPtr> hanging_;
   uint64_t listings_ = 0;
   uint64_t loads_ = 0;

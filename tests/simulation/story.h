@@ -133,6 +133,10 @@ class Story : public ::testing::Test {
       });
     });
   }
+  Status Quarantine(Step step, bool undo = false) {
+    return Sync(
+        [&](Client::StatusDone done) { Person().Quarantine(step, undo, 5 * kSecond, std::move(done)); });
+  }
   Step LatestStep(uint64_t launch, Rank rank) { return Latest(launch, rank).value_or(StepId()).step; }
   Status Read(uint64_t launch, Rank reader, Step step, Rank rank, TimeUs hold = 0) {
     return Sync([&](Client::StatusDone done) {
