@@ -150,6 +150,7 @@ class Checker {
   void OnStored(const StepId& id, const StoredStep& step);
   // What `latest` last answered instead of a step; empty: nothing. For messages.
   const std::string& why_it_waits() const { return why_it_waits_; }
+  TimeUs waits_at() const { return waits_at_; }  // time of that answer
 
   // Without a lease a node must acknowledge and announce nothing. A leader announces which step to restore.
   void OnMessage(const Host& host, bool has_lease, const SendMessage& message);
@@ -355,6 +356,7 @@ class Checker {
   std::map<Place, TimeUs> last_seen_;                 // in the view of any host
   std::map<size_t, std::pair<NodeId, View>> viewed_;  // by host: its last view
   std::string why_it_waits_;
+  TimeUs waits_at_ = 0;
   std::map<size_t, std::map<ShardId, Role>> known_;  // by host: what its store held when last looked at
   std::map<size_t, std::pair<NodeId, uint64_t>> observed_;  // by host: that store's daemon and changes() then
 };

@@ -53,7 +53,11 @@ void Checker::OnStepDropped(const Host& host, const Session& session, Step step)
         return Fail("%s was dropped, and host %zu has %s", id.ToString().c_str(), other->index,
                     held.ToString().c_str());
   }
-  if (!Committed(id)) never_committed_.insert(id);
+  // Nodes that are away may come back to another leader with a complete step (docs/save-and-commit.md).
+  const bool elsewhere = Covered(id, [&](const Place& place, const Shard&, const Copy& copy, uint32_t) {
+    return copy.fate == Fate::kPresent && !host.view.Contains(hosts_[place.host]->id);
+  });
+  if (!Committed(id) && !elsewhere) never_committed_.insert(id);
 }
 
 void Checker::OnViewAnswer(const Host& host, const Session& session, const Pending& request,
@@ -143,6 +147,7 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
     if (status->status.message().empty())
       Fail("host %zu does not say why `latest` waits: %s", host.index, CodeName(code));
     why_it_waits_ = status->status.ToString();
+    waits_at_ = scheduler_.now();
   }
   if (request.kind == RequestKind::kSaveAbort && code == Code::kOk) ReleaseGrant(session, request.save);
   if (request.kind == RequestKind::kWait && code == Code::kAborted &&

@@ -187,6 +187,7 @@ void Checker::CheckOffered(const StepId& step, uint32_t world_size) {
 void Checker::OnLatestAnswer(const Host& host, const Session& session, const Pending& request,
                              const StepId& step, uint32_t world_size) {
   ++statistics_.latest_answers;
+  why_it_waits_.clear();
   if (step != StepId()) {
     ++statistics_.latest_found;
     CheckOffered(step, world_size);

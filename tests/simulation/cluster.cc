@@ -81,7 +81,6 @@ Cluster::~Cluster() {
 size_t Cluster::AddHost() {
   auto host = std::make_unique<Host>();
   host->index = hosts_.size();
-  host->heard_since = now();
   host->member.name = Numbered("node", host->index);
   host->member.ordinal = static_cast<uint32_t>(host->index);
   if (options_.domains > 1) host->member.domain = Numbered("rack=", host->index % options_.domains);
@@ -107,6 +106,7 @@ size_t Cluster::ReplaceHost(size_t index, bool same_name, bool keep_memory) {
   StopHost(index, keep_memory);
   old.gone = true;
   const size_t fresh = AddHost();
+  hosts_[fresh]->keys = old.keys;  // the operator gives it the job's present key file
   if (same_name) {
     hosts_[fresh]->member.name = member.name;
     hosts_[fresh]->member.ordinal = member.ordinal;
@@ -150,7 +150,7 @@ void Cluster::LoseMemory(Host* host) {
   checker_.OnMemoryLost(*host);
   std::memset(host->memory.get(), 0, host->memory_bytes);
   ++host->memory_generation;
-  host->heard_since = now();
+  host->heard_since = kForever;
   host->table_damaged = false;
 }
 
@@ -169,6 +169,7 @@ void Cluster::EndDaemon(Host* host, bool reset) {
   host->engine.reset();
   host->store.reset();
   host->id = kNoNode;
+  host->early_since = kForever;
   host->timer_at = kForever;
   host->view = {};
   for (auto& [number, session] : sessions_) {
@@ -268,7 +269,10 @@ void Cluster::StartDaemon(size_t index) {
     return checker_.Fail("host %zu cannot adopt its arena: %s", index, adopted.status().ToString().c_str());
   if (!report.rejected.empty() && !host.table_damaged)
     return checker_.Fail("host %zu rejects its arena: %s", index, report.rejected[0].c_str());
-  if (fresh) adopted = Store::Format(host.bytes(), options_.chunk_bytes, identity);
+  if (fresh) {
+    adopted = Store::Format(host.bytes(), options_.chunk_bytes, identity);
+    host.heard_since = kForever;
+  }
   ROPETEAM_CHECK(adopted.ok());
   host.store = std::move(adopted.value());
   host.chunks_begin = host.store->chunk_offset(0);
@@ -377,6 +381,7 @@ void Cluster::OnView(size_t index, NodeId instance, const View& view) {
   for (const Member& member : host.view.members)
     if (!view.Contains(member.id)) departed.push_back(member.id);
   host.view = view;
+  host.heard_since = std::min({host.heard_since, std::exchange(host.early_since, kForever), now()});
   Trace("host %zu view epoch %" PRIu64 " leader %" PRIx64 " members %zu", index, view.epoch, view.leader,
         view.members.size());
   // The daemon disconnects departed peers before its engine sees the new view.

@@ -132,6 +132,7 @@ class Cluster : private NetworkEnds {
   void Give(Host* host, const char* what, const Drive& drive);
   void CarryOut(Host* host, const Outbox& out, size_t limit, uint64_t free_before, uint64_t dropped_before);
   void CarryMessage(Host* host, const SendMessage& message);
+  static bool TellsCommits(const std::string& envelope);
   void DeliverMessage(size_t to, NodeId from, NodeId instance, Epoch epoch,
                       const std::shared_ptr<const std::string>& envelope);
   void CarryTransfer(Host* host, const StartTransfer& start);

@@ -5,6 +5,7 @@
 #include <cinttypes>
 
 #include "core/base/checksum.h"
+#include "core/engine/messages.h"
 #include "tests/simulation/cluster.h"
 #include "tests/toy_cipher.h"
 
@@ -113,6 +114,14 @@ void Cluster::CarryMessage(Host* host, const SendMessage& message) {
                         envelope] { DeliverMessage(to, from, instance, epoch, envelope); });
 }
 
+// What is committed comes to a leader in inventories, and to the members in its announcements.
+bool Cluster::TellsCommits(const std::string& envelope) {
+  Envelope opened;
+  if (!Decode(envelope, opened)) return false;
+  const Kind kind = opened.kind;
+  return kind == Kind::kInventory || kind == Kind::kInventoryDelta || kind == Kind::kLeaderState;
+}
+
 void Cluster::DeliverMessage(size_t to, NodeId from, NodeId instance, Epoch epoch,
                              const std::shared_ptr<const std::string>& envelope) {
   Host& target = *hosts_[to];
@@ -121,8 +130,11 @@ void Cluster::DeliverMessage(size_t to, NodeId from, NodeId instance, Epoch epoc
     return;
   if (target.paused)
     return WhenAwake(&target, [=, this] { DeliverMessage(to, from, instance, epoch, envelope); });
-  if (const Host* sender = FindInstance(from))
-    target.heard_since = std::min(target.heard_since, sender->heard_since);
+  const Host* sender = taker == instance ? FindInstance(from) : nullptr;
+  if (sender != nullptr && TellsCommits(*envelope)) {
+    TimeUs& since = epoch > target.engine->view().epoch ? target.early_since : target.heard_since;
+    since = std::min(since, sender->heard_since);
+  }
   const bool stale = taker != instance || epoch < target.engine->view().epoch;
   const uint64_t refused = stale ? target.engine->Report().counters.messages_stale : 0;
   Give(&target, "message", [&](Engine& engine, TimeUs local) { engine.OnMessage(local, from, *envelope); });

@@ -191,6 +191,9 @@ void Faults::TroubleStorage(Fault fault, size_t host) {
   const TimeUs until = cluster_.now() + random.Between(kMs, std::max(options_.long_us, kSecond));
   // The leader's own trouble is the worst.
   if (random.Chance(kMillion / 3)) host = cluster_.LeaderHost().value_or(host);
+  // If no node sees the store, nobody can tell that there are steps; and two nodes with bad memory are believed.
+  const bool one = fault == Fault::kStorageUnmounted || fault == Fault::kStorageMisread;
+  if (one && storage.DiffersElsewhere(host)) return;
   const bool all = fault == Fault::kStorageRefused && random.Chance(kMillion / 2);
   const bool lists = random.Chance(kMillion / 2);
   for (size_t at = all ? 0 : host; at < (all ? cluster_.host_count() : host + 1); ++at) {

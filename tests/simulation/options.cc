@@ -30,18 +30,18 @@ struct TroubleKind {
   uint32_t percent;
 };
 constexpr TroubleKind kTroubleKinds[] = {
-    {"spares", 0},
-    {"few-nodes", 0},
-    {"elastic", 0},
-    {"replaced", 0},
+    {"spares", 8},
+    {"few-nodes", 8},
+    {"elastic", 8},
+    {"replaced", 8},
     {"away", 15},
-    {"pair", 0},
-    {"storage-unmounted", 0},
-    {"storage-stuck", 0},
-    {"storage-refused", 0},
-    {"storage-misread", 0},
-    {"token-again", 0},
-    {"reopened", 0},
+    {"pair", 8},
+    {"storage-unmounted", 8},
+    {"storage-stuck", 8},
+    {"storage-refused", 8},
+    {"storage-misread", 8},
+    {"token-again", 8},
+    {"reopened", 8},
 };
 static_assert(sizeof(kTroubleKinds) / sizeof(kTroubleKinds[0]) == kTroubles);
 

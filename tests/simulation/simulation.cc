@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <cinttypes>
+#include <cstdlib>
+#include <cstring>
 
 #include "core/base/log.h"
 #include "tests/simulation/cluster.h"
@@ -112,12 +114,34 @@ class Simulation {
     if (!options_.starved) Progress();
   }
 
-  // Every host is up. A node that is still missing has lost its memory, and an operator says so after the wait.
+  // Every host is up. A node that is still missing has lost its memory, and an operator says so after the wait. Where
+  // the job says that a step can be given up, the operator does so if its bytes are really gone.
   void GiveUpLostNodes(TimeUs after) {
     cluster_.scheduler().After(after, [this] {
-      Person().Forget("", kAdminUs, [](const Status&) {});
+      // Also if this is a repeat, which is answered with OK until the next commit.
+      Person().Forget("", kAdminUs, [this](const Status&) {
+        if (const std::optional<Step> lost = LostStep())
+          Person().Quarantine(*lost, false, kAdminUs, [](const Status&) {});
+      });
       GiveUpLostNodes(10 * kSecond);
     });
+  }
+
+  std::optional<Step> LostStep() {
+    const std::string& why = checker().why_it_waits();
+    const bool now = checker().waits_at() + 6 * kSecond > cluster_.now();  // ranks ask every five seconds
+    if (!now || why.find("`ropeteam quarantine") == std::string::npos) return std::nullopt;
+    for (const char* before : {"committed step ", "the newest is step "}) {
+      const size_t at = why.find(before);
+      if (at == std::string::npos) continue;
+      const Step step = std::strtoull(why.c_str() + at + std::strlen(before), nullptr, 10);
+      const std::vector<StepId> kept = checker().KeptSteps();
+      const bool held = std::any_of(kept.begin(), kept.end(), [&](const StepId& id) {
+        return id.step == step && checker().Producible(id);
+      });
+      if (!held && !cluster_.storage().HasSound(step)) return step;
+    }
+    return std::nullopt;
   }
 
   bool AwaitOneView() {
