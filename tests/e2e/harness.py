@@ -182,6 +182,7 @@ class Daemon:
     starts: int = 0
     members_seen: list[int] = field(default_factory=list)
     moved_to: str = ""  # if set: the address that it listens on
+    prefix: list[str] = field(default_factory=list)  # a command that executes it
 
     @property
     def name(self) -> str:
@@ -227,7 +228,7 @@ class Daemon:
         reader, writer = os.pipe()
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(
-                self.command(writer),
+                [*self.prefix, *self.command(writer)],
                 env=environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -14,7 +14,7 @@ from harness import BUILD, ROOT, clean_environment
 
 LIMIT_S = 240
 STANDALONE = ["kill-daemon", "kill-all-daemons", "lose-two-nodes", "full-memory", "throttle", "flip-bit"]
-ETCD = ["kill-rank", "lose-coordinator", "partition", "etcd-cut-leader", "etcd-wipe"]
+ETCD = ["kill-rank", "lose-coordinator", "partition", "cut-leader-link", "spares", "etcd-cut-leader", "etcd-wipe"]
 
 
 def chaos(*words: str) -> subprocess.CompletedProcess[str]:
@@ -59,6 +59,8 @@ def test_a_round_of_each_fault_loses_nothing(tmp_path, membership, faults):
     ("words", "says"),
     [
         (["--membership", "standalone", "--only", "kill-rank,etcd-wipe"], "--only etcd-wipe: the faults over standalone are kill-"),
+        (["--without", "kill-rnak"], "--without kill-rnak: the faults over "),
+        (["--only", "pause", "--without", "pause"], "--without leaves no fault"),
         (["--rounds", "0"], "--rounds 0: at least 1"),
         (["--rounds", "many"], "invalid int value: 'many'"),
     ],

@@ -4,25 +4,21 @@
 from __future__ import annotations
 
 import itertools
-import os
 import pathlib
 import secrets
+import sys
 
 import pytest
-from harness import Cluster, ask, save_everywhere, saved, verify, wait_until
+from harness import ROOT, Cluster, ask, save_everywhere, saved, verify, wait_until
+
+sys.path.insert(0, str(ROOT / "scripts" / "lib"))
+
+from chaos_nodes import write_keys  # noqa: E402
 
 # The same step is restored many times, and nothing newer is committed: every copy must be encrypted again.
 OPTIONS = ["--encrypt-replicas", "--chunk-size", "1M", "--quarantine-after", "0"]
 NODES = 3
 STEP = 5
-
-
-def write_keys(path: pathlib.Path, *keys: str) -> None:
-    """Replaces the file as a whole: a daemon may read it at any time."""
-    new = path.with_suffix(".new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write("".join(key + "\n" for key in keys))
-    new.replace(path)
 
 
 class Job:

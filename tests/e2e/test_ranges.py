@@ -17,7 +17,7 @@ def saved(cluster):
     ranks."""
 
     def start(options=None):
-        nodes = cluster(4, memory="96M", options=["--replicas", "1", *(options or [])])
+        nodes = cluster(4, memory="128M", options=["--replicas", "1", *(options or [])])
         ranks = [nodes[rank].open(rank, 4, "run") for rank in range(4)]
         for rank, rope in enumerate(ranks):
             rope.save(1, {name: matrix(rank, name) for name in "ab"})
