@@ -80,13 +80,18 @@ class Host:
     def inside(self, *words: str) -> None:
         run("ip", "netns", "exec", self.space, *words)
 
-    def drop_from(self, others: Iterable[Host]) -> None:
+    def drop_from(self, others: Iterable[Host], but_port: int | None = None) -> None:
+        """Drops what arrives from these hosts, except TCP from and to `but_port`."""
         addresses = ",".join(other.address for other in others)
         if not addresses:
             return
         self.inside("nft", "add", "table", "ip", "chaos")
         self.inside("nft", "add", "chain", "ip", "chaos", "in", "{ type filter hook input priority 0 ; }")
-        self.inside("nft", "add", "rule", "ip", "chaos", "in", "ip", "saddr", "{" + addresses + "}", "drop")
+        rule = ("nft", "add", "rule", "ip", "chaos", "in", "ip", "saddr", "{" + addresses + "}")
+        # Not one rule with two `!=`: nft 1.0.6 drops the packets that have one of the two ports, too.
+        for side in ("sport", "dport") if but_port else ():
+            self.inside(*rule, "tcp", side, str(but_port), "accept")
+        self.inside(*rule, "drop")
 
     def throttle(self, megabits: int) -> None:
         shape = ["rate", f"{megabits}mbit", "burst", "64kb", "latency", "100ms"]

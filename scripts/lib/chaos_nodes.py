@@ -20,15 +20,31 @@ from typing import Any
 
 from chaos_etcd import Etcd
 from chaos_host import NETWORK, Host, Stuck, run, wait_until
+from chaos_storage import KEPT, Store, View
 from demo_nodes import LOG_TIME, VIEW_LINE, Paths
 
 READY_S = 60.0
 ANSWER_S = 60.0
 COORDINATOR = f"{NETWORK}.1:29600"
+SPARES = 2  # hosts beyond --nodes; they run only in the faults that use them
 ARENA_MIB = 96
 CHUNK = "256K"  # so that a shard has several
 REPLICAS = 2
 ROLE_LINE = re.compile(r"^(\S+) info membership node \S+ at \S+ has the coordinator role", re.MULTILINE)
+
+
+# Mounts what the first three arguments say, and becomes the command in the others.
+MOUNTED = 'mount -o "$1" "$2" "$3" && shift 3 && exec "$@"'
+# Root without these capabilities is refused by a file's mode, as any user.
+NO_OVERRIDE = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--"]
+
+
+def write_keys(path: pathlib.Path, *keys: str) -> None:
+    """Replaces the file as a whole: a daemon may read it at any time."""
+    new = path.with_suffix(".new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write("".join(key + "\n" for key in keys))
+    new.replace(path)
 
 
 class Rank:
@@ -74,12 +90,17 @@ class Node(Host):
         self.socket = str(cluster.directory / f"{ordinal}.sock")
         self.arena = cluster.arenas / str(ordinal)
         self.log = cluster.out / f"{self.name}.log"
+        self.key = cluster.directory / f"{self.name}.key"
+        self.keys = (cluster.first_key,)
+        self.view: View | None = None  # what it sees in the place of the store
 
     def start(self, wait: bool = True, preload: dict[str, str] | None = None) -> None:
         self.arena.mkdir(exist_ok=True)
+        write_keys(self.key, *self.keys)
         reader, writer = os.pipe()
         cluster = self.cluster
-        command = [str(cluster.paths.build / "node" / "ropeteamd")]
+        command = ["sh", "-c", MOUNTED, "sh", *self.mounted()] if self.view else []
+        command += [*NO_OVERRIDE, str(cluster.paths.build / "node" / "ropeteamd")]
         command += ["--job", "chaos", "--node", self.name, "--ordinal", str(self.ordinal)]
         command += ["--nodes", str(len(cluster.nodes)), "--replicas", str(REPLICAS)]
         command += ["--membership", cluster.etcd.url] if cluster.etcd else ["--coordinator", COORDINATOR]
@@ -88,7 +109,9 @@ class Node(Host):
         command += ["--chunk-size", CHUNK, "--transport", "ofi", "--ready-fd", str(writer)]
         # Incarnations end only because of the faults, and every committed step must come back.
         command += ["--quarantine-after", "0"]
-        command += ["--job-key-file", str(cluster.key)]
+        command += ["--job-key-file", str(self.key)]
+        command += ["--encrypt-replicas"] if cluster.encrypt else []
+        command += ["--storage", str(cluster.store.path), "--keep-on-storage", str(KEPT)]
         with open(self.log, "ab") as log:
             self.spawn(command, log, env={**cluster.paths.environment(), **(preload or {})}, pass_fds=[writer])
         os.close(writer)
@@ -97,6 +120,26 @@ class Node(Host):
                 raise Stuck(f"{self.name} did not become ready: {self.last_words()}")
         finally:
             os.close(reader)
+
+    def stop(self) -> None:
+        """SIGTERM."""
+        self.process.terminate()
+        if self.process.wait(READY_S) != 0:
+            raise Stuck(f"{self.name} ended with {self.process.returncode}: {self.last_words()}")
+        self.process = None
+
+    # ---- its storage
+
+    def mounted(self) -> list[str]:
+        return [self.view.options, str(self.view.source), str(self.cluster.store.path)]
+
+    def see(self, view: View | None) -> None:
+        """Mounts this over its store, or unmounts what is there. It stays when the daemon restarts."""
+        self.view = view
+        if self.process is None or self.process.poll() is not None:
+            return
+        change = ["mount", "-o", *self.mounted()] if view else ["umount", "-l", str(self.cluster.store.path)]
+        run("nsenter", f"--mount=/proc/{self.process.pid}/ns/mnt", *change)
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -141,24 +184,24 @@ class Node(Host):
 class Cluster:
     """Makes namespaces and a tmpfs; close() removes them. `etcd`: membership uses an etcd of this run."""
 
-    def __init__(self, paths: Paths, out: pathlib.Path, size: int, etcd: bool) -> None:
-        self.paths, self.out = paths, out
+    def __init__(self, paths: Paths, out: pathlib.Path, size: int, etcd: bool, encrypt: bool) -> None:
+        self.paths, self.out, self.encrypt = paths, out, encrypt
         self.prefix = f"rt{os.getpid()}"
         self.directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-chaos-", dir="/tmp"))
         self.arenas = self.directory / "memory"
         self.arenas.mkdir()
-        self.key = self.directory / "job.key"
-        self.key.touch(0o600)
-        self.key.write_text(secrets.token_hex(32))
-        self.nodes: list[Node] = []
+        self.first_key = secrets.token_hex(32)
         self.nodes = [Node(self, ordinal) for ordinal in range(size)]
+        self.spares = [Node(self, ordinal) for ordinal in range(size, size + SPARES)]
+        self.store = Store(self.directory)
         self.stores = self.directory / "etcd"
         self.etcd = Etcd(self.prefix, self.stores, out) if etcd else None
         self.hub = f"{self.prefix}-hub"
 
     def open(self) -> None:
         # Room for all arenas and their tables, and for the ballast of full_memory().
-        run("mount", "-t", "tmpfs", "-o", f"size={len(self.nodes) * (ARENA_MIB + 32)}M", "chaos", str(self.arenas))
+        size = f"size={len(self.nodes + self.spares) * (ARENA_MIB + 32)}M"
+        run("mount", "-t", "tmpfs", "-o", size, "chaos", str(self.arenas))
         for space in (self.hub, *(host.space for host in self.hosts())):
             run("ip", "netns", "add", space)
             run("ip", "-n", space, "link", "set", "lo", "up")
@@ -166,6 +209,7 @@ class Cluster:
         run("ip", "-n", self.hub, "link", "set", "bridge", "up")
         for host in self.hosts():
             host.connect(self.hub)
+        self.store.open()
         if self.etcd:
             # In memory: a slow disk would be an unplanned fault.
             self.stores.mkdir()
@@ -173,7 +217,7 @@ class Cluster:
             self.etcd.start()
 
     def hosts(self) -> list[Host]:
-        return [*self.nodes, *(self.etcd.members if self.etcd else [])]
+        return [*self.nodes, *self.spares, *(self.etcd.members if self.etcd else [])]
 
     def close(self, keep: bool) -> None:
         for host in self.hosts():
@@ -184,32 +228,54 @@ class Cluster:
         if keep:
             print(f"kept: {self.directory}")
             return
-        for mounted in (self.arenas, self.stores):
+        for mounted in (self.arenas, self.stores, self.store.root):
             subprocess.run(["umount", str(mounted)], capture_output=True, timeout=30, check=False)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def running(self) -> list[Node]:
-        return [node for node in self.nodes if node.process is not None and not node.stopped]
+        return [node for node in self.nodes + self.spares if node.process is not None and not node.stopped]
 
     def coordinator(self) -> Node:
         """The node that has the coordinator role, as the first running node sees it."""
+        address = self.coordinator_at().partition(":")[0]
+        return next(node for node in self.running() if node.address == address)
 
-        def found() -> Node | None:
+    def coordinator_at(self) -> str:
+        """Its address and port."""
+
+        def found() -> str:
             status = self.running()[0].status("--local")
             where = status["daemon"]["membership"]["coordinator"] if status else ""
-            return next((node for node in self.running() if where.startswith(f"{node.address}:")), None)
+            return where if any(where.startswith(f"{node.address}:") for node in self.running()) else ""
 
-        return wait_until(found, "a coordinator", READY_S)
+        return wait_until(found, "a coordinator", READY_S) if self.etcd else COORDINATOR
 
-    def redundant(self) -> bool:
-        """Every node is a member, and every committed step that is kept has all its copies."""
-        status = self.running()[0].status()
-        if status is None or len(status["nodes"]) != len(self.nodes):
+    def leader(self) -> Node:
+        name = wait_until(self.running()[0].status, "a status", READY_S)["leader"]
+        return next(node for node in self.nodes + self.spares if node.name == name)
+
+    def redundant(self, absent: int = 0) -> bool:
+        """Every node is a member, but for `absent` ones, and every committed step that is kept has all its copies."""
+        running = self.running()
+        members = len(self.nodes) - absent + sum(spare in running for spare in self.spares)
+        status = running[0].status()
+        if status is None or len(status["nodes"]) != members:
             return False
         if not all(node["has_lease"] for node in status["nodes"]):
             return False
-        kept = [step for step in status["steps"] if step["committed"]]
+        only_stored = [step for step in status["steps"] if step["persisted"] and not step["ranks_sealed"]]
+        kept = [step for step in status["steps"] if step["committed"] and step not in only_stored]
         return all(step["copies_min"] >= 1 + REPLICAS for step in kept)
+
+    def removable(self) -> bool:
+        """A key may be removed: no copy needs it."""
+        status = self.running()[0].status()
+        return status is not None and any(key["removable"] for key in status["keys"])
+
+    def one_key(self) -> bool:
+        """All copies are of one key, and their nodes have it."""
+        status = self.running()[0].status()
+        return status is not None and [key["unreadable"] for key in status["keys"]] == [0]
 
     def committed(self) -> list[int]:
         """Steps that the cluster reports as committed and producible."""

@@ -6,6 +6,7 @@ Seed, step, rank and token determine a shard's bytes, so every reader can check 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import sys
@@ -39,13 +40,16 @@ class RankProcess:
             self.client.close()
         self.client = None
 
-    def save(self, step: int, token: str) -> None:
+    def save(self, step: int, token: str, persist: bool) -> None:
         """The step is LOCAL when this returns."""
         objects = content(self.seed, step, self.rank, token)
         self.client.save(step, {"token": token, **objects})
+        if persist:
+            with contextlib.suppress(ropeteam.RopeteamError):  # the wait for PERSISTED says what became of it
+                self.client.persist(step)
 
-    def wait(self, step: int, timeout: float) -> None:
-        self.client.wait(step, Level.COMMITTED, timeout=timeout)
+    def wait(self, step: int, level: str, timeout: float) -> None:
+        self.client.wait(step, Level[level], timeout=timeout)
 
     def latest(self, timeout: float) -> int | None:
         found = self.client.latest(timeout)
