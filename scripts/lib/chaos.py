@@ -41,7 +41,7 @@ def table(chaos: Chaos) -> str:
     widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
     lines.append(f"steps committed {chaos.committed}; times: median / worst, in seconds")
-    lines.append(f"a node was declared dead without a fault, or for one of etcd's alone, in {total.disturbed} rounds")
+    lines.append(f"a node was declared dead without a fault, or for one of etcd's or a link's alone, in {total.disturbed} rounds")
     return "\n".join(lines)
 
 
@@ -51,6 +51,8 @@ def parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--membership", choices=("etcd", "standalone"), default=None)
     parser.add_argument("--only", default="")
+    parser.add_argument("--without", default="")
+    parser.add_argument("--encrypt", choices=("yes", "no"), default=None)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("--in-turn", action="store_true")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "chaos")
@@ -60,16 +62,24 @@ def parse(words: list[str]) -> argparse.Namespace:
         parser.error("--membership etcd: no etcd and etcdctl (Debian: etcd-server, etcd-client)")
     options.membership = options.membership or ("etcd" if there else "standalone")
     faults = {**FAULTS, **(ETCD_FAULTS if options.membership == "etcd" else {})}
-    options.only = options.only.split(",") if options.only else list(faults)
-    unknown = [name for name in options.only if name not in faults]
-    if unknown:
-        parser.error(f"--only {', '.join(unknown)}: the faults over {options.membership} are {', '.join(faults)}")
+    for option in ("only", "without"):
+        names = list(filter(None, getattr(options, option).split(",")))
+        unknown = [name for name in names if name not in faults]
+        if unknown:
+            wrong = f"--{option} {', '.join(unknown)}"
+            parser.error(f"{wrong}: the faults over {options.membership} are {', '.join(faults)}")
+        setattr(options, option, names)
+    options.only = [name for name in options.only or faults if name not in options.without]
+    if not options.only:
+        parser.error("--without leaves no fault")
     if options.in_turn:
         options.rounds = len(options.only)
     if options.rounds < 1:
         parser.error(f"--rounds {options.rounds}: at least 1")
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(1_000_000)
+    if options.encrypt is None:
+        options.encrypt = random.Random(f"{options.seed}/encrypt").choice(("yes", "no"))
     return options
 
 
@@ -86,10 +96,11 @@ def main() -> int:
     for old in out.glob("*.log"):
         old.unlink()
     paths = Paths(ROOT, out)
-    cluster = Cluster(paths, out, NODES, options.membership == "etcd")
+    cluster = Cluster(paths, out, NODES, options.membership == "etcd", options.encrypt == "yes")
     chaos = Chaos(cluster, paths, options.seed)
     schedule = random.Random(options.seed)
-    print(f"seed {options.seed}, {options.rounds} rounds over {options.membership}, logs in {out}", flush=True)
+    kind = f"{options.membership}, {'encrypted' if cluster.encrypt else 'plain'} replicas"
+    print(f"seed {options.seed}, {options.rounds} rounds over {kind}, logs in {out}", flush=True)
     begin = time.monotonic()
     try:
         cluster.open()
@@ -110,7 +121,8 @@ def main() -> int:
             rank.kill()
         cluster.close(options.keep)
     print(table(chaos))
-    report: dict[str, Any] = {"seed": options.seed, "membership": options.membership, "rounds": options.rounds, "committed": chaos.committed}
+    report: dict[str, Any] = {"seed": options.seed, "membership": options.membership, "encrypt": options.encrypt}
+    report |= {"rounds": options.rounds, "committed": chaos.committed}
     report["faults"] = {name: vars(each) for name, each in chaos.tallies.items()}
     report["notes"] = chaos.notes
     (out / "report.json").write_text(json.dumps(report, indent=1))

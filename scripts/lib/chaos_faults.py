@@ -10,13 +10,15 @@ from collections.abc import Callable, Sequence
 
 from chaos_etcd import Member
 from chaos_host import Host, Stuck, wait_until
-from chaos_nodes import Node, Rank
+from chaos_nodes import READY_S, REPLICAS, Node, Rank
 from chaos_rank import content
-from chaos_rounds import CALL_S, NODES, Chaos
+from chaos_rounds import CALL_S, NODES, ROUND_S, Chaos
+from chaos_storage import View
 
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 PAUSES_S = (0.3, 1.0, 3.0, 10.0, 30.0)
 CUTS_S = (0.5, 2.0, 5.0)
+TROUBLED_S = 5.0  # how long ranks wait for a step to be persisted while storage is in trouble
 
 
 def kill_at_once(chaos: Chaos, numbers: list[int], hosts: Sequence[Host] = ()) -> None:
@@ -41,9 +43,11 @@ def kill_rank(chaos: Chaos) -> None:
 
 def lose(chaos: Chaos, nodes: list[Node]) -> None:
     """Loses the hosts: their daemons, ranks and arenas."""
-    kill_at_once(chaos, [node.ordinal for node in nodes], nodes)
+    kill_at_once(chaos, [node.ordinal for node in nodes if node.ordinal < NODES], nodes)
     for node in nodes:
         shutil.rmtree(node.arena)
+    if len(nodes) == NODES:
+        chaos.lost_all_memory()
 
 
 def kill_nodes(chaos: Chaos, nodes: list[Node], drop_memory: bool) -> None:
@@ -76,8 +80,7 @@ def lose_two_nodes(chaos: Chaos) -> None:
 
 
 def kill_leader(chaos: Chaos) -> None:
-    leader = chaos.cluster.running()[0].status()["leader"]
-    kill_nodes(chaos, [node for node in chaos.cluster.nodes if node.name == leader], drop_memory=False)
+    kill_nodes(chaos, [chaos.cluster.leader()], drop_memory=False)
 
 
 def kill_all_daemons(chaos: Chaos) -> None:
@@ -174,6 +177,198 @@ def step_clock(chaos: Chaos) -> None:
     chaos.saves_meet(lambda: None, CALL_S)
     node.kill()
     node.start()
+
+
+def cut_leader_link(chaos: Chaos) -> None:
+    """Cuts the link between the leader and another node. Both still reach the coordinator, and no node is dead."""
+    leader = chaos.cluster.leader()
+    other = next(node for node in chaos.pick(2) if node is not leader)
+    port = int(chaos.cluster.coordinator_at().rpartition(":")[2])
+
+    def drop() -> None:
+        leader.drop_from([other], but_port=port)
+        other.drop_from([leader], but_port=port)
+
+    chaos.saves_meet(drop, CALL_S)
+    chaos.save()  # no node leads any more that does not reach all others
+    if chaos.random.random() < 0.5:
+        chaos.open_world()
+        chaos.compare()
+        chaos.save()
+    for node in (leader, other):
+        node.heal()
+    chaos.undisturbed()
+
+
+# ---- faults of spares and of the keys
+
+
+def replaceable(chaos: Chaos, count: int) -> list[Node]:
+    """Nodes whose daemons may stay away: without etcd the coordinator is on node 0."""
+    return chaos.random.sample(chaos.cluster.nodes[0 if chaos.cluster.etcd else 1 :], count)
+
+
+def spares(chaos: Chaos) -> None:
+    """Spares replace nodes. These come back when the job has newer steps, with their old memory or without it."""
+    cluster = chaos.cluster
+    away = replaceable(chaos, chaos.random.randint(1, len(cluster.spares)))
+    drop_memory = chaos.random.random() < 0.5
+    joins_first = chaos.random.random() < 0.5
+    if joins_first:
+        start_spares(chaos)
+        wait_until(chaos.redundant, "the spares are members", ROUND_S)
+    if drop_memory:
+        lose(chaos, away)
+    else:
+        kill_at_once(chaos, [node.ordinal for node in away], away)
+    if not joins_first:
+        start_spares(chaos)
+    chaos.open_world()
+    chaos.save()
+    if chaos.random.random() < 0.5:
+        others = cluster.running()
+        kill_at_once(chaos, [], others)
+        for node in others:
+            node.start(wait=False)
+        chaos.open_world()
+        chaos.save()
+    wait_until(lambda: chaos.redundant(len(away)), "all copies are on the others", ROUND_S)
+    for node in away:
+        node.start()
+    chaos.open_world()
+    end_spares(chaos)
+
+
+def away(chaos: Chaos) -> None:
+    """All daemons are killed. More of them stay away than the copies allow for, and spares fill their places."""
+    cluster = chaos.cluster
+    missing = replaceable(chaos, REPLICAS + 1)
+    kill_at_once(chaos, [node.ordinal for node in missing], list(cluster.nodes))
+    for node in cluster.nodes:
+        if node not in missing:
+            node.start(wait=False)
+    start_spares(chaos)
+    chaos.waits()
+    for node in missing:
+        node.start()
+    chaos.open_world()
+    end_spares(chaos)
+
+
+def start_spares(chaos: Chaos) -> None:
+    for spare in chaos.cluster.spares:
+        spare.start()
+
+
+def end_spares(chaos: Chaos) -> None:
+    """The spares are lost, as two nodes at once may be."""
+    wait_until(chaos.redundant, "all copies are there, with the spares", ROUND_S)
+    lose(chaos, chaos.cluster.spares)
+    chaos.open_world()
+
+
+def replace_key(chaos: Chaos) -> None:
+    """The procedure of docs/security.md, with nodes that are killed or lost between its steps."""
+    cluster = chaos.cluster
+    old, new = *cluster.nodes[0].keys, f"{chaos.random.getrandbits(256):064x}"
+    for keys in ((old, new), (new, old), (new,)):
+        if keys == (new,) and cluster.encrypt:
+            wait_until(cluster.removable, "the old key may be removed", ROUND_S)
+        for node in cluster.nodes:
+            node.keys = keys
+            node.stop()
+            node.start()
+            wait_until(chaos.redundant, "all copies are there with the key's new place", ROUND_S)
+            if chaos.random.random() < 0.2:
+                chaos.open_world()
+                kill_nodes(chaos, chaos.pick(chaos.random.randint(1, REPLICAS)), chaos.random.random() < 0.7)
+                chaos.save()
+                wait_until(chaos.redundant, "all copies are there after a kill", ROUND_S)
+    for spare in cluster.spares:
+        spare.keys = (new,)
+    if cluster.encrypt:
+        wait_until(cluster.one_key, "only the new key is in use, and every copy counts", ROUND_S)
+
+
+# ---- faults of storage
+
+
+def storage_trouble(chaos: Chaos, views: dict[Node, View]) -> None:
+    """These nodes see something else in the place of the store: from the middle of a save, or from the moment when all
+    daemons are killed. In most rounds all memory is lost meanwhile."""
+    cluster = chaos.cluster
+    chaos.persist()
+    begins_early = chaos.random.random() < 0.6
+    restarts = not begins_early or chaos.random.random() < 0.6
+    drop_memory = chaos.random.random() < 0.7
+    blind = len(views) == NODES and not any(view.readable for view in views.values())
+    waits = False
+
+    def begin() -> None:
+        for node, view in views.items():
+            node.see(view)
+
+    if begins_early:
+        chaos.saves_meet(begin, CALL_S, persist=True)
+        chaos.told_persisted(TROUBLED_S)
+        chaos.save(persist=True)
+        chaos.told_persisted(TROUBLED_S)
+    if restarts:
+        if drop_memory:
+            lose(chaos, cluster.nodes)
+        else:
+            kill_at_once(chaos, [], cluster.nodes)
+        begin()
+        start_where_storage_allows(chaos)
+        begun = bool(cluster.running()) if cluster.etcd else cluster.nodes[0].process is not None
+        waits = not begun or (blind and drop_memory)
+        if not waits:
+            chaos.open_world()
+            chaos.save(persist=True)
+            chaos.told_persisted(TROUBLED_S)
+        elif begun:
+            chaos.waits()
+    for node in views:
+        node.see(None)
+    for node in cluster.nodes:
+        if node.process is None:
+            node.start()
+    if waits:
+        chaos.open_world()
+    chaos.persist()
+
+
+def start_where_storage_allows(chaos: Chaos) -> None:
+    """A daemon may end at its start where its storage is refused. It is started again later, as a supervisor would."""
+    nodes = chaos.cluster.nodes
+    for node in nodes:
+        node.start(wait=False)
+
+    def settled(node: Node) -> bool:
+        return node.process.poll() is not None or node.status("--local") is not None
+
+    wait_until(lambda: all(map(settled, nodes)), "every daemon answers or has ended", READY_S)
+    for node in nodes:
+        if node.process.poll() is None:
+            continue
+        if node.view is None:
+            raise Stuck(f"{node.name} ended with {node.process.returncode}: {node.last_words()}")
+        node.process = None
+
+
+def storage_unmounted(chaos: Chaos) -> None:
+    """Some nodes, often the leader alone, see an empty directory that they can write to."""
+    nodes = chaos.pick(chaos.random.randint(1, NODES - 1))
+    if chaos.random.random() < 0.5:
+        nodes = [chaos.cluster.leader()]
+    storage_trouble(chaos, {node: chaos.cluster.store.empty(node.name) for node in nodes})
+
+
+def storage_refused(chaos: Chaos) -> None:
+    """One node or all may not use the store, or may not write there."""
+    nodes = chaos.random.choice((chaos.pick(), [chaos.cluster.leader()], chaos.cluster.nodes))
+    view = chaos.random.choice(chaos.cluster.store.refusals())
+    storage_trouble(chaos, dict.fromkeys(nodes, view))
 
 
 # ---- faults of etcd, and of the node that has the coordinator role
@@ -313,6 +508,12 @@ FAULTS: dict[str, Callable[[Chaos], None]] = {
     "full-memory": full_memory,
     "flip-bit": flip_bit,
     "step-clock": step_clock,
+    "cut-leader-link": cut_leader_link,
+    "spares": spares,
+    "away": away,
+    "replace-key": replace_key,
+    "storage-unmounted": storage_unmounted,
+    "storage-refused": storage_refused,
 }
 # Additional faults for membership over etcd.
 ETCD_FAULTS: dict[str, Callable[[Chaos], None]] = {

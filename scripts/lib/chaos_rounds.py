@@ -17,6 +17,8 @@ from demo_nodes import Paths
 NODES = 6
 ROUND_S = 90.0  # a round that has not recovered by then is stuck
 CALL_S = 20.0  # timeout of one call of a rank
+WAITING = ("Unavailable", "DeadlineExceeded")  # the errors of a rank that is told to wait, until its deadline
+WAITS_S = 3.0  # how long ranks must be told to wait where nothing can be restored
 
 
 @dataclass
@@ -41,6 +43,8 @@ class Chaos:
         self.next = 1  # the step that is saved next
         self.safe = 0  # the newest step that a rank was told is committed, …
         self.safe_token = ""  # … and the token of the incarnation that saved it
+        self.persisted = 0  # the newest step that a rank was told is persisted, …
+        self.persisted_token = ""
         self.latest = 0  # the step that this incarnation restores; must not be older than `safe`
         self.committed = 0  # number of committed steps
         self.attempts: dict[int, set[str]] = collections.defaultdict(set)  # tokens that saved a step
@@ -55,8 +59,8 @@ class Chaos:
         self.ranks = [Rank(self.paths, self.seed, number, NODES) for number in range(NODES)]
         wait_until(lambda: len(self.cluster.running()) == NODES and self.redundant(), "all nodes are members", 60)
 
-    def redundant(self) -> bool:
-        return self.cluster.redundant()
+    def redundant(self, absent: int = 0) -> bool:
+        return self.cluster.redundant(absent)
 
     # ---- what ranks do
 
@@ -71,21 +75,29 @@ class Chaos:
         self.notes.append(text)
         print(f"    {text}", flush=True)
 
+    def open_ranks(self) -> list[str]:
+        """Opens all ranks in a new incarnation, and returns the errors. A rank whose node is absent opens on a spare, or
+        on another node."""
+        self.incarnations += 1
+        self.token = f"run-{self.incarnations}"
+        running = self.cluster.running()
+        others = [node for node in running if node in self.cluster.spares] or running
+        home = {rank.number: others[rank.number % len(others)] for rank in self.ranks}
+        for node in running:
+            home[node.ordinal] = node
+        arguments = {"token": self.token, "timeout": CALL_S}
+        answers = self.ask("open", each=lambda rank: {"socket": home[rank.number].socket, **arguments})
+        return [answer["error"] for answer in answers if "error" in answer]
+
     def open_world(self) -> None:
-        """Opens all ranks in a new incarnation; if their node is stopped, on another. Checks `latest`."""
+        """Opens all ranks in a new incarnation. Checks `latest`."""
         deadline = time.monotonic() + ROUND_S
         errors: list[str] = []
         while time.monotonic() < deadline:
-            self.incarnations += 1
-            self.token = f"run-{self.incarnations}"
-            homes = self.cluster.running()
-            home = {rank.number: homes[rank.number % len(homes)] for rank in self.ranks}
-            for node in homes:
-                home[node.ordinal] = node
-            arguments = {"token": self.token, "timeout": CALL_S}
-            answers = self.ask("open", each=lambda rank: {"socket": home[rank.number].socket, **arguments})
-            if not any("error" in answer for answer in answers):
-                answers = self.ask("latest", each=lambda rank: {"timeout": CALL_S})
+            errors = self.open_ranks()
+            if errors:
+                continue
+            answers = self.ask("latest", each=lambda rank: {"timeout": CALL_S})
             errors = [answer["error"] for answer in answers if "error" in answer]
             if not errors:
                 break
@@ -100,32 +112,84 @@ class Chaos:
             self.note(f"LOST: step {self.safe} was committed, the newest is {self.latest}")
         self.next = self.latest + 1
 
-    def begin_save(self) -> None:
+    def waits(self) -> None:
+        """Ranks that open now must be told to wait: never that nothing is saved, nor an older step."""
+        wait_until(lambda: not self.open_ranks(), "ranks open where they have to wait", ROUND_S)
+        answers = self.ask("latest", each=lambda rank: {"timeout": WAITS_S})
+        told = {answer["value"] or 0 for answer in answers if "value" in answer}
+        if any(step < self.safe for step in told):
+            self.tally.lost += 1
+            self.note(f"LOST: step {self.safe} exists but cannot be read now, ranks were told {sorted(told)}")
+        errors = [answer["error"] for answer in answers if "error" in answer]
+        if not all(error.startswith(WAITING) for error in errors):
+            raise Stuck(f"ranks are not told to wait: {errors[:2]}")
+
+    def begin_save(self, persist: bool = False) -> None:
         self.attempts[self.next].add(self.token)
         for rank in self.ranks:
-            rank.order("save", step=self.next, token=self.token)
+            rank.order("save", step=self.next, token=self.token, persist=persist)
 
     def end_save(self, timeout_s: float) -> bool:
         """Whether all ranks were told that the step is committed. If one was told, it counts as committed."""
         saved = [rank.answer() for rank in self.ranks]
         waiting = [rank for rank, answer in zip(self.ranks, saved) if "error" not in answer]
         step = self.next
-        told = self.ask("wait", waiting, lambda rank: {"step": step, "timeout": timeout_s})
+        told = self.ask("wait", waiting, lambda rank: {"step": step, "level": "COMMITTED", "timeout": timeout_s})
         if any("error" not in answer for answer in told):
-            self.safe, self.safe_token = step, self.token
-            self.committed += 1
+            self.told_committed(step)
         self.next += 1
         return len(waiting) == NODES and all("error" not in answer for answer in told)
 
-    def save(self) -> None:
-        self.begin_save()
+    def told_committed(self, step: int) -> None:
+        if (step, self.token) != (self.safe, self.safe_token):
+            self.safe, self.safe_token = step, self.token
+            self.committed += 1
+
+    def save(self, persist: bool = False) -> None:
+        self.begin_save(persist)
         if not self.end_save(CALL_S):
             raise Stuck(f"step {self.next - 1} is not committed in a cluster without a fault")
 
+    def told_persisted(self, timeout_s: float) -> bool:
+        """Whether all ranks were told that the step saved last is persisted. If one was told, it must be on storage."""
+        step = self.next - 1
+        told = self.ask("wait", each=lambda rank: {"step": step, "level": "PERSISTED", "timeout": timeout_s})
+        if any("error" not in answer for answer in told):
+            self.told_committed(step)
+            self.persisted, self.persisted_token = step, self.token
+            self.compare_stored()
+        return all("error" not in answer for answer in told)
+
+    def persist(self) -> None:
+        """Saves steps until one is persisted. A step may be abandoned while storage recovers."""
+        begin = time.monotonic()
+        while True:
+            self.save(persist=True)
+            if self.told_persisted(CALL_S):
+                return
+            if time.monotonic() > begin + ROUND_S:
+                raise Stuck(f"no step was persisted within {ROUND_S:.0f} s, the last one was {self.next - 1}")
+
+    def compare_stored(self) -> None:
+        """The newest step that ranks were told is persisted is on storage, whole."""
+        if not self.persisted:
+            return
+        trouble = self.cluster.store.trouble_with(self.seed, self.persisted, self.persisted_token, NODES)
+        if trouble:
+            wrong = trouble.startswith("WRONG")
+            self.tally.wrong += wrong
+            self.tally.lost += not wrong
+            self.note(trouble)
+
+    def lost_all_memory(self) -> None:
+        """From now on only what is on storage can come back."""
+        self.safe, self.safe_token = self.persisted, self.persisted_token
+
     def compare(self) -> None:
         """Every rank reads and checks every shard of all committed steps and of the step to restore."""
+        self.compare_stored()
         steps = self.cluster.committed()
-        if self.safe and self.safe not in steps:
+        if self.safe and self.safe not in (*steps, self.latest):
             self.tally.lost += 1
             self.note(f"LOST: step {self.safe} is not among the committed ones: {steps}")
         for step in sorted({*steps, self.latest} - {0}):
@@ -156,9 +220,9 @@ class Chaos:
     def strike(self) -> None:
         self.struck = time.time()
 
-    def saves_meet(self, act: Callable[[], None], waits_s: float = 0.5) -> None:
+    def saves_meet(self, act: Callable[[], None], waits_s: float = 0.5, persist: bool = False) -> None:
         """Injects a fault in the middle of a save."""
-        self.begin_save()
+        self.begin_save(persist)
         time.sleep(self.random.uniform(0, 0.06))  # the fault may hit any part of the save
         self.strike()
         act()
@@ -212,10 +276,10 @@ class Chaos:
             self.tally.detection_s.append(max(seen) - self.struck)
 
     def undisturbed(self) -> None:
-        """Counts the round if a node was declared dead: a fault of etcd alone is no reason for that."""
+        """Counts the round if a node was declared dead: no fault of etcd alone, or of one link, is a reason."""
         if any(self.smaller_views(self.cluster.nodes, NODES - 1)):
             self.tally.disturbed += 1
-            self.note("DISTURBED: a node was declared dead in a fault of etcd's")
+            self.note("DISTURBED: a node was declared dead, but no fault had silenced it")
 
     def pick(self, count: int = 1) -> list[Node]:
         return self.random.sample(self.cluster.nodes, count)
