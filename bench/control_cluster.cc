@@ -142,14 +142,8 @@ class ModelNode : public ControlNode {
     state_sequence_ = state.sequence;
     bool changed = !(content_.incarnation == state.incarnation);
     content_.incarnation = state.incarnation;
-    announced_ = engine::Announcement();
-    announced_.heard = true;
-    for (const StepKey& key : state.keep) announced_.keep.insert(key.id);
-    for (const StepKey& key : state.dead) announced_.dead.insert(key.id);
-    for (const StepKey& key : state.evictable) announced_.evictable.insert(key.id);
-    announced_.release_before = state.release_before.id;
-    for (const StepKey& key : state.committed) announced_.committed.insert(key.id);
-    for (const StepKey& key : state.marked) committed_ = std::max(committed_, key.id.step);
+    announced_ = {state, true};
+    for (const StepId& id : state.told) committed_ = std::max(committed_, id.step);
     for (auto at = copies_.begin(); at != copies_.end();) {
       CopyReport& copy = at->second;
       const StepId step = StepOf(copy.id);
@@ -158,7 +152,7 @@ class ModelNode : public ControlNode {
         changed = true;
         continue;
       }
-      if (!copy.committed && announced_.committed.contains(step)) copy.committed = changed = true;
+      if (!copy.committed && announced_.listed.contains(step)) copy.committed = changed = true;
       ++at;
     }
     if (changed) sender_.OnChange();

@@ -5,9 +5,9 @@
 //     auto Fields() { return std::tie(step, name, extents); }
 //
 // and is written field after field: integers and enums little-endian at their own width, bool as one byte,
-// strings and vectors as a 32-bit count and their elements, variants as the index in a byte and the alternative, structs
-// as their fields. There are no tags: both ends know
-// the protocol version that they speak, before the message. A field that a later version has is marked with it,
+// strings, vectors and sets as a 32-bit count and their elements, variants as the index in a byte and the alternative,
+// structs as their fields. A set's elements ascend. There are no tags: both ends know the protocol version that they
+// speak, before the message. A field that a later version has is marked with it,
 //
 //     auto Fields() { return Tie(step, name, Since<9>(extents)); }
 //
@@ -24,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -96,6 +97,12 @@ class Encoder {
     }
   }
 
+  template <typename T>
+  void Put(const std::set<T>& values) {
+    Raw(static_cast<uint32_t>(values.size()));
+    for (const T& value : values) Put(value);
+  }
+
   template <typename... T>
   void Put(const std::variant<T...>& value) {
     Raw(static_cast<uint8_t>(value.index()));
@@ -152,6 +159,18 @@ class Decoder {
       // An element takes a byte at least, so a count is bounded by what is left
       const uint32_t count = Count(1);
       for (uint32_t i = 0; i < count && ok_; ++i) Get(values.emplace_back());
+    }
+  }
+
+  template <typename T>
+  void Get(std::set<T>& values) {
+    values.clear();
+    const uint32_t count = Count(1);
+    for (uint32_t i = 0; i < count && ok_; ++i) {
+      T value{};
+      Get(value);
+      if (!values.empty() && !(*values.rbegin() < value)) ok_ = false;
+      values.insert(values.end(), std::move(value));
     }
   }
 

@@ -52,6 +52,7 @@ struct ShardId {
   Incarnation incarnation = 0;
   Step step = 0;
   Rank rank = 0;
+  auto Fields() { return std::tie(incarnation, step, rank); }
   friend auto operator<=>(const ShardId&, const ShardId&) = default;
   std::string ToString() const;  // "step 12 rank 3 incarnation 1", by its IncarnationNumber()
 };

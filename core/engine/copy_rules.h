@@ -33,34 +33,16 @@
 #ifndef ROPETEAM_CORE_ENGINE_COPY_RULES_H_
 #define ROPETEAM_CORE_ENGINE_COPY_RULES_H_
 
-#include <map>
-#include <set>
-#include <string>
-
 #include "core/base/check.h"
-#include "core/base/ids.h"
+#include "core/engine/messages.h"
 #include "core/store/store.h"
 
 namespace ropeteam::engine {
 
 // The leader's last announcement. It is in force only while `heard`: it came from the leader of this node's epoch,
 // and that leader knew this node's incarnation.
-struct Announcement {
+struct Announcement : LeaderState {
   bool heard = false;
-  std::set<StepId> keep;
-  std::set<StepId> dead;       // can never be complete: released
-  std::set<StepId> evictable;  // of former incarnations, never committed: evicted when memory is needed
-  StepId release_before;       // older steps that are not kept are released
-  std::set<StepId> committed;  // copies of these are marked, …
-  uint64_t judged = 0;         // … if this inventory of this node, or an earlier one, had them
-  std::set<StepId> told;       // those of them that every member has marked: COMMITTED for ranks
-  // As in LeaderState.
-  std::set<StepId> persisting;
-  std::set<StepId> persisted;
-  std::map<StepId, std::string> not_persisted;
-  StepId persist_judged;
-  KeyId key = kPlaintext;               // as in LeaderState
-  std::map<StepId, std::string> ended;  // why a wait for the step ends if it is not committed
 };
 
 // Whether a copy of this role counts towards REPLICATED and COMMITTED.

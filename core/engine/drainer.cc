@@ -63,12 +63,9 @@ void Drainer::OnReply(const DrainReply& reply, bool settled) {
     report_.steps_left = awaited_.size();
     if (!awaited_.empty()) return;  // the next answer has their outcome
   }
-  const auto in = [](const std::vector<StepKey>& keys, const StepKey& key) {
-    return std::any_of(keys.begin(), keys.end(), [&](const StepKey& other) { return other.id == key.id; });
-  };
-  std::erase_if(awaited_, [&](const StepKey& key) {
-    if (in(reply.persisting, key)) return false;
-    if (!in(reply.persisted, key)) report_.persist_failed = true;
+  std::erase_if(awaited_, [&](const StepId& id) {
+    if (reply.persisting.contains(id)) return false;
+    if (!reply.persisted.contains(id)) report_.persist_failed = true;
     return true;
   });
   report_.steps_left = awaited_.size();

@@ -53,8 +53,8 @@ class Drainer {
   TimeUs begun_at_ = 0;
   bool asking_ = false;
   TimeUs ask_at_ = kNever;
-  bool awaits_ = false;           // `awaited_` is known
-  std::vector<StepKey> awaited_;  // steps that must be persisted before the node leaves
+  bool awaits_ = false;       // `awaited_` is known
+  std::set<StepId> awaited_;  // steps that must be persisted before the node leaves
 };
 
 }  // namespace ropeteam::engine

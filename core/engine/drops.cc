@@ -13,19 +13,19 @@ namespace {
 // `step`: null if the leader has not heard of it.
 Status MayDrop(const StepId& id, const StepTable::StepState* step, const DropFacts& facts) {
   const std::string name = id.ToString();
-  if (facts.incarnation.pin == id && KeepsPin(facts.incarnation, facts.newest_marked, facts.base))
+  if (facts.incarnation.pin == id && KeepsPin(facts.incarnation, facts.newest_told, facts.base))
     return Error(Code::kInvalidArgument,
                  "%s is not dropped: this incarnation was restored from it and has no committed step yet",
                  name.c_str());
   if (id < facts.base || (step != nullptr && (step->released || step->evictable))) return OkStatus();
-  const std::vector<StepId> committed = facts.table.CommittedNewestFirst(1);
+  const std::vector<StepId> committed = facts.table.CompleteNewestFirst(1);
   if (committed.empty())
     return Error(Code::kInvalidArgument, "%s is not dropped: no step is committed, and a restart may need it",
                  name.c_str());
   if (id == facts.base || id == committed.front())
     return Error(Code::kInvalidArgument, "%s is not dropped: a restart needs the newest committed step",
                  name.c_str());
-  if (facts.base == StepId() || (step != nullptr && step->committed))
+  if (facts.base == StepId() || (step != nullptr && step->complete))
     return Error(Code::kUnavailable,
                  "%s is not dropped yet: the newest committed %s cannot be produced now, or some node has "
                  "not marked it",
@@ -65,7 +65,7 @@ Status Drops::Request(const DropQuestion& asked, const DropFacts& facts) {
   for (const StepId& id : found) {
     LOG_INFO("%s", Explain(DroppedStep{{id}, asked.rank}).c_str());
     const StepTable::StepState* step = facts.table.Find(id);
-    drops_[id] = {asked.rank, step == nullptr || !step->committed, 0};
+    drops_[id] = {asked.rank, step == nullptr || !step->complete, 0};
     ++version_;
   }
   return OkStatus();
@@ -109,7 +109,7 @@ std::vector<DroppedStep> Drops::notes() const {
 }
 
 std::string Explain(const DroppedStep& dropped) {
-  return dropped.step.id.ToString() + " was dropped by " +
+  return dropped.step.ToString() + " was dropped by " +
          (dropped.by == DroppedStep::kOperator ? "an operator" : "rank " + std::to_string(dropped.by));
 }
 

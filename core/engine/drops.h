@@ -44,9 +44,9 @@ struct DropFacts {
   const StepTable& table;
   const IncarnationState& incarnation;
   // Of the last announcement:
-  StepId base;           // RetentionPlan::release_before
-  StepId newest_marked;  // by every member
-  std::string missing;   // nodes of the roster that are not here; empty: none
+  StepId base;          // RetentionPlan::release_before
+  StepId newest_told;   // by every member
+  std::string missing;  // nodes of the roster that are not here; empty: none
 };
 
 // The first protocol version that has the question.

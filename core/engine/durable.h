@@ -43,11 +43,11 @@ class Durable {
 class DurableSteps {
  public:
   void Begin() { since_.clear(); }
-  void OnAnnounced(const std::vector<StepKey>& steps, uint64_t sequence) {
+  void OnAnnounced(const std::set<StepId>& steps, uint64_t sequence) {
     std::map<StepId, uint64_t> since;
-    for (const StepKey& key : steps) {
-      const auto known = since_.find(key.id);
-      since.emplace(key.id, known == since_.end() ? sequence : known->second);
+    for (const StepId& id : steps) {
+      const auto known = since_.find(id);
+      since.emplace(id, known == since_.end() ? sequence : known->second);
     }
     since_ = std::move(since);
   }

@@ -267,7 +267,7 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
       return Handle<BadCopy>(envelope, [&](auto& m) { p.holder.OnBadCopy(from, m); });
     case Kind::kCopyOrder:
       return Handle<CopyOrder>(envelope, [&](auto& m) {
-        if (from == context_.view.leader) p.replicator.Order(m.shard.id, m.target);
+        if (from == context_.view.leader) p.replicator.Order(m.shard, m.target);
       });
     case Kind::kDropCopy:
       return Handle<DropCopy>(envelope, [&](auto& m) {
@@ -293,7 +293,7 @@ void Engine::Impl::Dispatch(const Envelope& envelope) {
       return Handle<StorageResult>(envelope, [&](auto& m) { p.leader.OnStorageResult(from, m); });
     case Kind::kFetchOrder:
       return Handle<FetchOrder>(envelope, [&](auto& m) {
-        if (from == context_.view.leader) p.fetcher.Fetch(m.shard.id, [](const Status&) {});
+        if (from == context_.view.leader) p.fetcher.Fetch(m.shard, [](const Status&) {});
       });
     case Kind::kRangesOpen:
       return Handle<RangesOpen>(envelope, [&](auto& m) { p.range_holder.OnOpen(from, std::move(m)); });
@@ -334,28 +334,9 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   context_.incarnation.broken = context_.incarnation.broken || left_here;  // the leader may not know it yet
   if (state.incarnation.number > context_.store.incarnation_max())
     context_.store.SetIncarnationMax(state.incarnation.number);
-  engine::Announcement announced;
-  announced.heard = true;
-  for (const StepKey& key : state.keep) announced.keep.insert(key.id);
-  for (const StepKey& key : state.dead)
-    if (!announced.keep.contains(key.id)) announced.dead.insert(key.id);
-  for (const StepKey& key : state.evictable) announced.evictable.insert(key.id);
-  announced.release_before = state.release_before.id;
-  for (const StepKey& key : state.committed) announced.committed.insert(key.id);
-  announced.judged = state.judged;
-  for (const StepKey& key : state.marked) announced.told.insert(key.id);
-  for (const StepKey& key : state.persisting) announced.persisting.insert(key.id);
-  for (const StepKey& key : state.persisted) announced.persisted.insert(key.id);
-  for (const NotPersisted& step : state.not_persisted) announced.not_persisted[step.step.id] = step.why;
-  announced.persist_judged = state.persist_judged.id;
-  announced.key = state.key;
-  for (const Disagreement& found : state.disagreements)
-    announced.ended[found.step.id] = engine::Explain(found);
-  for (const DroppedStep& dropped : state.dropped)
-    announced.ended[dropped.step.id] = engine::Explain(dropped);
   if (context_.view.members.size() > 1 && !state.persisted.empty())
-    context_.stored_with_others = state.persisted.front().id;
-  if (announced.persisting != context_.announced.persisting) context_.inventory_dirty = true;
+    context_.stored_with_others = *state.persisted.rbegin();
+  if (state.persisting != context_.announced.persisting) context_.inventory_dirty = true;
   // A leader of version 8 does not count restores. The notes are kept for the next leader.
   if (context_.protocol >= 9 && state.restores != context_.restores) {
     context_.inventory_dirty = true;
@@ -363,7 +344,8 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
   }
   if (context_.protocol >= 9 && engine::Join(&context_.policy, state.policy)) context_.inventory_dirty = true;
   NoteCommits(state);
-  context_.announced = std::move(announced);
+  context_.announced = {state, true};
+  for (const StepId& id : state.keep) context_.announced.dead.erase(id);
   TellLevel(context_.announced.told, Level::kCommitted, &announced_);
   TellLevel(context_.announced.persisted, Level::kPersisted, &persisted_);
   parts_.persister.OnLeaderState(context_.announced.persisting);
@@ -374,8 +356,8 @@ void Engine::Impl::ApplyLeaderState(NodeId from, const LeaderState& state) {
 // Before the acknowledgement, so that every member knows of a step that ranks are told is committed.
 void Engine::Impl::NoteCommits(const LeaderState& state) {
   NodeFacts facts = context_.store.facts();
-  for (const StepKey& key : state.committed)
-    if (key.id.incarnation < kIncarnationMax) facts.committed = std::max(facts.committed, key.id);
+  for (const StepId& id : state.listed)
+    if (id.incarnation < kIncarnationMax) facts.committed = std::max(facts.committed, id);
   const RosterRecord& roster = state.roster;
   const bool made_here = roster.epoch == context_.view.epoch;
   if (roster.revision > facts.roster_revision && !context_.leaving &&
@@ -415,7 +397,7 @@ void Engine::Impl::Retain() {
     const StepId step = StepOf(id);
     if (FateOf(shard->role, step, context_.announced) == CopyFate::kReleased) {
       released.push_back(id);
-    } else if (!shard->committed && context_.announced.committed.contains(step) &&
+    } else if (!shard->committed && context_.announced.listed.contains(step) &&
                inventory_.FirstWith(id, shard->content) <= context_.announced.judged) {
       marked.push_back(id);
     }
@@ -435,26 +417,26 @@ void Engine::Impl::Retain() {
 }
 
 void Engine::Impl::Drop(const DropCopy& drop) {
-  const SealedShard* shard = context_.store.Find(drop.shard.id);
+  const SealedShard* shard = context_.store.Find(drop.shard);
   if (shard == nullptr || shard->content != drop.content || shard->committed) return;
   LOG_WARNING(
       "the copy of %s here (content %016llx) is dropped: node %s has another shard of that name, which "
       "counts "
       "(content %016llx)",
-      drop.shard.id.ToString().c_str(), static_cast<unsigned long long>(drop.content), drop.holder.c_str(),
+      drop.shard.ToString().c_str(), static_cast<unsigned long long>(drop.content), drop.holder.c_str(),
       static_cast<unsigned long long>(drop.content_counts));
-  context_.store.Remove(drop.shard.id);
+  context_.store.Remove(drop.shard);
   context_.inventory_dirty = true;
   parts_.replicator.DropObsolete();
-  parts_.sessions.OnLeaderState(context_.announced.told, {drop.shard.id});
+  parts_.sessions.OnLeaderState(context_.announced.told, {drop.shard});
 }
 
 void Engine::Impl::Demote(const DemoteCopy& demote) {
-  const SealedShard* shard = context_.store.Find(demote.shard.id);
+  const SealedShard* shard = context_.store.Find(demote.shard);
   if (demote.inventory != inventory_.sequence()) return;
   if (shard == nullptr || shard->content != demote.content || shard->role != Role::kReplica) return;
-  LOG_DEBUG("%s is now a cache here: other nodes have enough copies", demote.shard.id.ToString().c_str());
-  context_.store.SetRole(demote.shard.id, Role::kCache);
+  LOG_DEBUG("%s is now a cache here: other nodes have enough copies", demote.shard.ToString().c_str());
+  context_.store.SetRole(demote.shard, Role::kCache);
   context_.inventory_dirty = true;
 }
 
@@ -475,14 +457,14 @@ void Engine::Impl::SendInventory() {
   inventory.incarnation_max = context_.store.incarnation_max();
   inventory.asking_from = parts_.sessions.asking_from();
   inventory.short_of_memory = parts_.memory.refuses_replicas();
-  for (const StepId& id : context_.announced.persisting) inventory.persisting.push_back({id});
+  inventory.persisting = context_.announced.persisting;
   inventory.loading = parts_.persister.loading();
   inventory.restores = context_.restores;
   inventory.policy = context_.policy;
   const NodeFacts& facts = context_.store.facts();
   inventory.roster = {facts.roster_revision, facts.roster_epoch, static_cast<uint32_t>(facts.roster_nodes),
                       context_.store.roster_names()};
-  inventory.newest_committed.id = facts.committed;
+  inventory.newest_committed = facts.committed;
   inventory.joined = context_.joined;
   const auto& message = inventory_.Send(context_.now, std::move(inventory), context_.protocol);
   if (inventory_.counters_at() == context_.now) context_.counters_dirty = false;

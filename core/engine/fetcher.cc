@@ -393,7 +393,7 @@ void Fetcher::OnChecked(uint64_t id, uint32_t chunk, NodeId holder, bool good,
     ++context.local.reads_retried;
     LOG_WARNING("chunk %u of %s from %s does not match its checksum", chunk, job->shard.ToString().c_str(),
                 context.NameOf(holder).c_str());
-    context.Send(holder, BadCopy{{job->shard}, {chunk}});
+    context.Send(holder, BadCopy{job->shard, {chunk}});
   }
   Pump(id);
 }
@@ -610,10 +610,9 @@ void Fetcher::OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const S
   // A leader before protocol 9 takes every report for damage.
   const bool old = context.protocol < kStorageOrdersSince && word != StoredWord::kBad;
   if (says && !old && context.view.leader != kNoNode)
-    context.Send(context.view.leader, StoredRead{{job->shard},
-                                                 job->stored.stream_bytes,
-                                                 job->storage_trouble.code(),
-                                                 job->storage_trouble.message()});
+    context.Send(context.view.leader,
+                 StoredRead{job->shard, job->stored.stream_bytes, job->storage_trouble.code(),
+                            job->storage_trouble.message()});
   if (fresh && !job->have_meta) {
     context.store.Free(std::exchange(job->extents, {}));
   } else {

@@ -46,7 +46,7 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
                         static_cast<unsigned long long>(kChunksPerShardMax)));
   if (!context.HasKey(reserve.key))
     return refuse(Error(Code::kUnavailable, "%s", context.KeyAbsent(reserve.key).c_str()));
-  if (const SealedShard* sealed = context.store.Find(reserve.shard.id);
+  if (const SealedShard* sealed = context.store.Find(reserve.shard);
       sealed != nullptr && context.Readable(*sealed)) {
     if (!sealed->bad.empty()) return refuse(Error(Code::kUnavailable, "the copy here is being repaired"));
     grant.sealed_already = true;
@@ -54,12 +54,12 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
     return;
   }
   Incoming* incoming = Find(from, reserve.copy);
-  if (incoming != nullptr && incoming->shard != reserve.shard.id)
+  if (incoming != nullptr && incoming->shard != reserve.shard)
     return refuse(Error(Code::kInvalidArgument, "this copy was reserved for %s, not for %s",
-                        incoming->shard.ToString().c_str(), reserve.shard.id.ToString().c_str()));
+                        incoming->shard.ToString().c_str(), reserve.shard.ToString().c_str()));
   if (incoming == nullptr) {
     for (const auto& [id, other] : incoming_)
-      if (other.shard == reserve.shard.id)
+      if (other.shard == reserve.shard)
         return refuse(Error(Code::kAlreadyExists, "another copy of this shard is on its way here"));
   }
   if (incoming == nullptr && context.leaving)
@@ -68,7 +68,7 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
   if (reserve.chunks > have) {
     Result<std::vector<Extent>> extents = parts_.memory.Allocate(reserve.chunks - have);
     if (!extents.ok()) {
-      if (reserve.shard.id.incarnation == context.incarnation.number)
+      if (reserve.shard.incarnation == context.incarnation.number)
         parts_.memory.OnReplicaRefused(reserve.chunks - have);
       return refuse(extents.status());
     }
@@ -76,7 +76,7 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
       incoming = &incoming_[reserve.copy];
       incoming->id = reserve.copy;
       incoming->serial = next_serial_++;
-      incoming->shard = reserve.shard.id;
+      incoming->shard = reserve.shard;
       incoming->heard = context.now;
     }
     incoming->extents.insert(incoming->extents.end(), extents->begin(), extents->end());
@@ -306,11 +306,11 @@ void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
   const auto key = std::make_pair(from, open.fetch);
   auto reading = reading_.find(key);
   if (reading == reading_.end() && context.config.encrypts()) {
-    const SealedShard* here = context.store.Find(open.shard.id);
+    const SealedShard* here = context.store.Find(open.shard);
     if (here != nullptr && !here->encrypted()) return context.Send(from, EncryptedGrant{grant, {}});
   }
   if (reading == reading_.end()) {
-    Result<Store::LeaseToken> lease = context.store.Lease(open.shard.id);
+    Result<Store::LeaseToken> lease = context.store.Lease(open.shard);
     if (lease.ok()) {
       reading = reading_.emplace(key, Reading{*lease, context.now}).first;
     } else {
@@ -334,7 +334,7 @@ void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
 
 void Holder::OnEncryptCopy(NodeId from, const EncryptCopy& encrypt) {
   const FetchOpen& open = encrypt.open;
-  if (parts_.converter.running(open.shard.id)) return;  // the fetcher asks again
+  if (parts_.converter.running(open.shard)) return;  // the fetcher asks again
   const std::vector<KeyId>& ours = parts_.context.config.keys;
   const auto key = std::find_first_of(ours.begin(), ours.end(), encrypt.keys.begin(), encrypt.keys.end());
   const auto done = [this, from, open](const Status& status) {
@@ -349,10 +349,9 @@ void Holder::OnEncryptCopy(NodeId from, const EncryptCopy& encrypt) {
     return done(
         Error(Code::kUnavailable, "it has none of the keys of %s", parts_.context.NameOf(from).c_str()));
   // Its repair may need the fetcher's own copy. Then each would wait for the other, though a third node has a good one.
-  if (const SealedShard* copy = parts_.context.store.Find(open.shard.id);
-      copy != nullptr && !copy->bad.empty())
+  if (const SealedShard* copy = parts_.context.store.Find(open.shard); copy != nullptr && !copy->bad.empty())
     return done(Error(Code::kUnavailable, "the copy here is being repaired"));
-  parts_.converter.Convert(open.shard.id, *key, [this, from, open, key = *key, done](const Status& status) {
+  parts_.converter.Convert(open.shard, *key, [this, from, open, key = *key, done](const Status& status) {
     // The fetcher reads nothing of a copy that it cannot decrypt.
     const auto reading = reading_.find(std::make_pair(from, open.fetch));
     if (reading != reading_.end() &&
@@ -370,7 +369,7 @@ void Holder::OnFetchClose(NodeId from, const FetchClose& close) {
 }
 
 void Holder::OnBadCopy(NodeId from, const BadCopy& bad) {
-  const SealedShard* shard = parts_.context.store.Find(bad.shard.id);
+  const SealedShard* shard = parts_.context.store.Find(bad.shard);
   if (shard == nullptr) return;
   for (const uint32_t chunk : bad.chunks)
     if (chunk >= shard->crcs.size()) return;
@@ -381,8 +380,8 @@ void Holder::OnBadCopy(NodeId from, const BadCopy& bad) {
       }))
     return;
   LOG_WARNING("%s reports %zu bad chunks in this node's copy of %s", parts_.context.NameOf(from).c_str(),
-              bad.chunks.size(), bad.shard.id.ToString().c_str());
-  parts_.fetcher.Repair(bad.shard.id, bad.chunks, [](const Status&) {});
+              bad.chunks.size(), bad.shard.ToString().c_str());
+  parts_.fetcher.Repair(bad.shard, bad.chunks, [](const Status&) {});
 }
 
 void Holder::OnVerifyOrder(NodeId from, const VerifyOrder& order) {
@@ -396,7 +395,7 @@ void Holder::OnVerifyOrder(NodeId from, const VerifyOrder& order) {
     parts_.context.Send(from, *result);
   };
   for (const auto& [id, shard] : context.store.shards()) {
-    if (StepOf(id) != order.step.id) continue;
+    if (StepOf(id) != order.step) continue;
     VerifiedCopy copy{context.config.node,     id, shard->role, shard->crcs.size(), {}, shard->encryption.key,
                       context.Readable(*shard)};
     std::vector<StartCheck::Range> ranges;

@@ -69,12 +69,11 @@ uint64_t DigestOfScalars(const T& inventory, Hasher* hash) {
   std::vector<uint64_t> words = {inventory.incarnation_max, inventory.asking_from,
                                  inventory.short_of_memory ? 1u : 0u, inventory.persisting.size()};
   if (hash->protocol() >= 9)
-    words.insert(words.end(), {inventory.newest_committed.id.incarnation, inventory.newest_committed.id.step,
-                               inventory.joined});
-  for (const StepKey& key : inventory.persisting)
-    words.insert(words.end(), {key.id.incarnation, key.id.step});
-  for (const ShardKey& key : inventory.loading)
-    words.insert(words.end(), {key.id.incarnation, key.id.step, key.id.rank});
+    words.insert(words.end(),
+                 {inventory.newest_committed.incarnation, inventory.newest_committed.step, inventory.joined});
+  for (const StepId& id : inventory.persisting) words.insert(words.end(), {id.incarnation, id.step});
+  for (const ShardId& shard : inventory.loading)
+    words.insert(words.end(), {shard.incarnation, shard.step, shard.rank});
   uint64_t digest = (*hash)(words);
   if (hash->protocol() >= 9)
     for (const RestoreNote& note : inventory.restores) digest += (*hash)(note);
@@ -141,8 +140,7 @@ bool Ascending(const std::vector<T>& values, Key key) {
 
 constexpr auto kCopyKey = [](const CopyReport& copy) { return copy.id; };
 constexpr auto kSessionKey = [](const SessionReport& session) { return KeyOf(session); };
-constexpr auto kSelf = [](const SessionKey& key) { return key; };
-constexpr auto kShardKey = [](const ShardKey& key) { return key.id; };
+constexpr auto kSelf = [](const auto& key) { return key; };
 
 }  // namespace
 
@@ -251,9 +249,8 @@ const CopyReport* HeldInventory::Find(const ShardId& id) const {
 std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta, uint32_t protocol) {
   if (delta.base == 0 || delta.base != inventory_.sequence || delta.sequence <= delta.base ||
       delta.incarnation.size() > 1 || delta.policy.size() > 1 || delta.roster.size() > 1 ||
-      delta.report.size() > 1 || !Ascending(delta.copies, kCopyKey) ||
-      !Ascending(delta.copies_gone, kShardKey) || !Ascending(delta.sessions, kSessionKey) ||
-      !Ascending(delta.sessions_gone, kSelf))
+      delta.report.size() > 1 || !Ascending(delta.copies, kCopyKey) || !Ascending(delta.copies_gone, kSelf) ||
+      !Ascending(delta.sessions, kSessionKey) || !Ascending(delta.sessions_gone, kSelf))
     return std::nullopt;
   Hasher hash(protocol);
   InventoryChange change;
@@ -265,8 +262,8 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
     }
     copies_digest += hash(copy);
   }
-  for (const ShardKey& key : delta.copies_gone) {
-    const CopyReport* old = Find(key.id);
+  for (const ShardId& shard : delta.copies_gone) {
+    const CopyReport* old = Find(shard);
     if (old == nullptr) return std::nullopt;
     copies_digest -= hash(*old);
     change.before.push_back(*old);
@@ -323,7 +320,7 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
     inventory_.report = std::move(report);
   }
   if (sessions_changed) inventory_.report.sessions = std::move(sessions);
-  Merge(&inventory_.report.copies, delta.copies, delta.copies_gone, kCopyKey, kShardKey);
+  Merge(&inventory_.report.copies, delta.copies, delta.copies_gone, kCopyKey, kSelf);
   return change;
 }
 

@@ -22,7 +22,7 @@ bool Latest::Producible(const StepId& id) const {
 
 StepId Latest::NewestCommitted() const {
   for (auto step = table_.steps().rbegin(); step != table_.steps().rend(); ++step)
-    if (step->second.committed && !restores_.Holds(step->first)) return step->first;
+    if (step->second.complete && !restores_.Holds(step->first)) return step->first;
   return {};
 }
 

@@ -32,7 +32,7 @@ void Leader::Begin() {
   roster_.Begin();
   disagreements_.clear();
   listed_.Begin();
-  marked_.clear();
+  told_.clear();
   decides_from_ = context_.settle_until;
   verifier_.Clear();
   ended_incarnation_ = ended_max_ = 0;
@@ -77,8 +77,8 @@ void Leader::OnView(const View& before) {
     redundancy_.SetLostLinks(member.id, {});
   }
   members_ = std::move(members);
-  answered_ = 0;  // each member reports again in this epoch,
-  told_ = false;  // and gets the announcement again
+  answered_ = 0;            // each member reports again in this epoch,
+  announced_once_ = false;  // and gets the announcement again
   acked_ = {{0, members_.size()}};
   SetShortOfMemory(
       static_cast<size_t>(std::count_if(members_.begin(), members_.end(), [](const auto& member) {
@@ -159,7 +159,7 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   policy_.Learn(inventory.policy);
   roster_.Learn(member->id, inventory);
   // An earlier leader allowed these reads.
-  for (const ShardKey& key : inventory.loading) loaders_.try_emplace(key.id, Loader{member->id, 0, {}});
+  for (const ShardId& shard : inventory.loading) loaders_.try_emplace(shard, Loader{member->id, 0, {}});
   if (change.incarnation || change.seats)
     incarnations_.LearnRanks(member->id, inventory.report.sessions, inventory.asking_from);
   for (const SessionReport& session : change.sessions) {
@@ -179,8 +179,7 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   const bool leaves = table_.SetLeaving(member->id, inventory.report.leaving);
   if (redundancy_.OnCopies(member->id, change.after) || table_.losses() != losses_ || leaves) RestoreSoon();
   losses_ = table_.losses();
-  if (roster_.Behind() && !state_.committed.empty() && HasAllCopies(state_.committed.front().id))
-    dirty_ = true;
+  if (roster_.Behind() && !state_.listed.empty() && HasAllCopies(*state_.listed.rbegin())) dirty_ = true;
   dirty_ = dirty_ || table_.version() != table_seen_ || incarnations_.version() != incarnation_seen_;
 }
 
@@ -208,7 +207,7 @@ bool Leader::PassesOpenStep(const SessionReport& session) const {
   if (session.incarnation != current || !session.has_ended) return false;
   for (auto step = table_.steps().lower_bound({current, 0});
        step != table_.steps().end() && step->first.step < session.newest_ended; ++step) {
-    if (step->second.committed || step->second.released || session.rank >= step->second.world_size) continue;
+    if (step->second.complete || step->second.released || session.rank >= step->second.world_size) continue;
     if (step->second.ranks[session.rank].copies.empty() && Passed(session, step->first.step)) return true;
   }
   return false;
@@ -246,8 +245,7 @@ std::set<StepId> Leader::Hopeless() const {
   if (ended_incarnation_ != current) return hopeless;
   for (auto step = table_.steps().lower_bound({current, 0});
        step != table_.steps().end() && step->first.step < ended_max_; ++step)
-    if (!step->second.committed && !step->second.released)
-      open_steps.emplace_back(step->first, &step->second);
+    if (!step->second.complete && !step->second.released) open_steps.emplace_back(step->first, &step->second);
   if (open_steps.empty()) return hopeless;
   for (const MemberState& member : members_) {
     for (const SessionReport& session : member.inventory().report.sessions) {
@@ -267,7 +265,7 @@ std::set<StepId> Leader::Hopeless() const {
 // evicting their copies, so a late copy must not commit such a step.
 RetentionPlan Leader::Retain(const std::set<StepId>& told) {
   const std::set<StepId> hopeless = Hopeless();
-  const std::vector<StepKey> persisting = persistence_.pinned();
+  const std::set<StepId> persisting = persistence_.pinned();
   std::set<StepId> quarantined;
   for (const RestoreNote& note : restores_.notes())
     if (restores_.Holds(note.step)) quarantined.insert(note.step);
@@ -276,17 +274,17 @@ RetentionPlan Leader::Retain(const std::set<StepId>& told) {
                      roster_.MayChoose(), !latest_.may_choose_again(), quarantined, drops_.steps()});
   for (const std::set<StepId>* gone : {&plan.released, &plan.dead})
     for (const StepId& id : *gone)
-      if (!table_.Find(id)->committed) table_.Release(id);
+      if (!table_.Find(id)->complete) table_.Release(id);
   for (const StepId& id : plan.evictable) table_.AllowEviction(id);
   persistence_.SetKept(plan.keep);
   return plan;
 }
 
 // Records which of the listed commits every member has acknowledged.
-void Leader::NoteMarked() {
+void Leader::NoteTold() {
   const uint64_t acked = acked_by_all();
   for (const auto& [id, sequence] : listed_.since())
-    if (sequence <= acked && marked_.insert(id).second) dirty_ = true;
+    if (sequence <= acked && told_.insert(id).second) dirty_ = true;
 }
 
 // A marked copy is never dropped, because some rank may have been told that the step is committed.
@@ -302,7 +300,7 @@ std::vector<std::pair<NodeId, DropCopy>> Leader::Losers() const {
     for (const StepTable::Copy& copy : rank.copies)
       if (copy.content != rank.content && !copy.committed)
         losers.emplace_back(copy.node,
-                            DropCopy{{shard}, copy.content, rank.content, context_.NameOf(counts->node)});
+                            DropCopy{shard, copy.content, rank.content, context_.NameOf(counts->node)});
   }
   return losers;
 }
@@ -321,35 +319,35 @@ void Leader::ReleaseAbandoned() {
     table_.Bar(incarnation.pinned_by, incarnation.pin);
   }
   // A step that has lost all its copies is removed from the list. If copies return, it is listed again.
-  std::erase_if(marked_, [this](const StepId& id) {
+  std::erase_if(told_, [this](const StepId& id) {
     const StepTable::StepState* step = table_.Find(id);
-    return step == nullptr || !step->committed;
+    return step == nullptr || !step->complete;
   });
   ReleaseDisagreeing();
   ReleaseDropped();
 }
 
 void Leader::ListCommits(LeaderState* state) {
-  for (const StepId& id : table_.Commit()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
+  for (const StepId& id : table_.Complete()) LOG_DEBUG("%s has all its copies", id.ToString().c_str());
   // Nodes mark every copy of a listed step. So copies with other bytes must be dropped before the step is listed.
   std::set<StepId> unsettled;
-  for (const auto& [node, drop] : Losers()) unsettled.insert(StepOf(drop.shard.id));
+  for (const auto& [node, drop] : Losers()) unsettled.insert(StepOf(drop.shard));
   for (const StepId& id :
-       table_.CommittedNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax)) {
+       table_.CompleteNewestFirst(context_.view.settings.keep_steps + kCommittedListedMax)) {
     if (unsettled.contains(id)) continue;
-    state->committed.push_back({id});
+    state->listed.insert(id);
     // The job may have continued without a marked step. Then no rank was told of the step, or it was lost with more
     // than R nodes. From now on no rank may be told of it.
-    if (marked_.contains(id) && !table_.Barred(id)) state->marked.push_back({id});
+    if (told_.contains(id) && !table_.Barred(id)) state->told.insert(id);
   }
 }
 
 // Only members that know of every commit may become the roster. After an incarnation has chosen what it restores, its own
 // commits are newer than any that a missing node may know of.
 void Leader::RenewRoster(const LeaderState& state) {
-  if (state.committed.empty() || context_.protocol < kRosterSince) return;
-  const StepId& newest = state.committed.front().id;
-  const bool own = newest.incarnation == latest_.chosen_for() && marked_.contains(newest);
+  if (state.listed.empty() || context_.protocol < kRosterSince) return;
+  const StepId& newest = *state.listed.rbegin();
+  const bool own = newest.incarnation == latest_.chosen_for() && told_.contains(newest);
   if (!(newest < roster_.newest_committed()) && HasAllCopies(newest) && (own || roster_.MayChoose()))
     roster_.Renew();
 }
@@ -361,18 +359,19 @@ bool Leader::HasAllCopies(const StepId& id) const {
          (table_.leaving().empty() ? step->ranks_replicated == step->world_size : step->lacking.empty());
 }
 
-void Leader::AddDecisions(const std::set<StepId>& told, LeaderState* state) {
-  const RetentionPlan plan = Retain(told);
-  for (const StepId& id : plan.keep) state->keep.push_back({id});
-  for (const StepId& id : plan.dead) state->dead.push_back({id});
+void Leader::AddDecisions(LeaderState* state) {
+  RetentionPlan plan = Retain(state->told);
   for (const StepId& id : drops_.never_committed())
-    if (table_.Find(id) == nullptr && !(id < plan.release_before)) state->dead.push_back({id});
-  for (const StepId& id : plan.evictable) state->evictable.push_back({id});
-  state->release_before.id = plan.release_before;
+    if (table_.Find(id) == nullptr && !(id < plan.release_before)) plan.dead.insert(id);
+  state->keep = std::move(plan.keep);
+  state->dead = std::move(plan.dead);
+  state->evictable = std::move(plan.evictable);
+  state->release_before = plan.release_before;
   state->persisting = persistence_.persisting();
-  for (const StepId& id : stored_.NewestFirst(kPersistedListedMax)) state->persisted.push_back({id});
+  const std::vector<StepId> persisted = stored_.NewestFirst(kPersistedListedMax);
+  state->persisted.insert(persisted.begin(), persisted.end());
   state->not_persisted.assign(persistence_.not_persisted().begin(), persistence_.not_persisted().end());
-  state->persist_judged.id = persistence_.judged();
+  state->persist_judged = persistence_.judged();
   state->restores = restores_.notes();
   state->policy = policy_.known();
   state->roster = roster_.record();
@@ -383,15 +382,15 @@ void Leader::AddDecisions(const std::set<StepId>& told, LeaderState* state) {
   state->key = CommonKey();
 }
 
-void Leader::NoteAnnounced(const std::set<StepId>& kept) {
+void Leader::NoteAnnounced() {
   const IncarnationState& incarnation = state_.incarnation;
-  listed_.OnAnnounced(state_.committed, sequence_);
+  listed_.OnAnnounced(state_.listed, sequence_);
   persisting_durable_.OnAnnounced(state_.persisting, sequence_);
   if (incarnation.has_pin()) pin_durable_.OnAnnounced({incarnation.number, incarnation.pin}, sequence_);
   restores_durable_.OnAnnounced(restores_.version(), sequence_);
   policy_durable_.OnAnnounced(policy_.version(), sequence_);
   roster_durable_.OnAnnounced(roster_.version(), sequence_);
-  drops_.OnAnnounced(sequence_, kept);
+  drops_.OnAnnounced(sequence_, state_.keep);
   table_seen_ = table_.version();
   drops_seen_ = drops_.version();
   incarnation_seen_ = incarnations_.version();
@@ -407,11 +406,9 @@ void Leader::Announce() {
   ListCommits(&state);
   RenewRoster(state);
   // A step that is too old to be listed releases nothing, because no rank is told of it.
-  std::set<StepId> told;
-  for (const StepKey& key : state.marked) told.insert(key.id);
-  persistence_.Judge(told, incarnations_.current());
-  if (!told.empty()) restores_.OnCommitted(*told.rbegin());
-  AddDecisions(told, &state);
+  persistence_.Judge(state.told, incarnations_.current());
+  if (!state.told.empty()) restores_.OnCommitted(*state.told.rbegin());
+  AddDecisions(&state);
   state.sequence = state_.sequence;
   const bool changed = sequence_ == 0 || mark_again_ || Encode(state) != Encode(state_);
   mark_again_ = false;
@@ -419,11 +416,9 @@ void Leader::Announce() {
     state.sequence = ++sequence_;
     state_ = std::move(state);
   }
-  std::set<StepId> kept;
-  for (const StepKey& key : state_.keep) kept.insert(key.id);
-  NoteAnnounced(kept);
-  if (!changed && told_) return;
-  told_ = true;
+  NoteAnnounced();
+  if (!changed && announced_once_) return;
+  announced_once_ = true;
   tell_again_after_ = kRepeatUs;
   Tell();
 }
@@ -456,8 +451,8 @@ void Leader::Restore() { redundancy_.Restore(state_.keep, incarnations_.current(
 void Leader::RestoreAndTrim() {
   ReleaseForMemory();
   SettleContested();
-  if (redundancy_.NeedsTrim(marked_))
-    redundancy_.Trim(marked_, [this](NodeId node) {
+  if (redundancy_.NeedsTrim(told_))
+    redundancy_.Trim(told_, [this](NodeId node) {
       const MemberState* member = Find(node);
       ROPETEAM_CHECK(member != nullptr);  // the table has copies of members only
       return member->held.sequence();
@@ -471,14 +466,13 @@ void Leader::RestoreSoon() { next_restore_ = std::min(next_restore_, context_.no
 // told that they are committed.
 std::vector<StepId> Leader::Abandoned() const {
   std::vector<StepId> abandoned;
-  const bool committed_lacks =
-      std::any_of(state_.keep.begin(), state_.keep.end(), [this](const StepKey& key) {
-        const StepTable::StepState* step = table_.Find(key.id);
-        return step != nullptr && step->committed && !step->lacking.empty();
-      });
+  const bool committed_lacks = std::any_of(state_.keep.begin(), state_.keep.end(), [this](const StepId& id) {
+    const StepTable::StepState* step = table_.Find(id);
+    return step != nullptr && step->complete && !step->lacking.empty();
+  });
   if (!committed_lacks || incarnations_.ranks_present() != 0 || !roster_.MayChoose()) return abandoned;
   for (const auto& [id, step] : table_.steps()) {
-    if (!step.committed && !step.released && !step.producible() && id != incarnations_.current().pin)
+    if (!step.complete && !step.released && !step.producible() && id != incarnations_.current().pin)
       abandoned.push_back(id);
   }
   return abandoned;
@@ -492,7 +486,7 @@ void Leader::ReleaseForMemory() {
   std::vector<StepId> waiting = Abandoned();
   if (const std::optional<StepId> newest = table_.NewestProducible(current)) {
     for (auto step = table_.steps().lower_bound({current, 0}); step->first < *newest; ++step)
-      if (!step->second.committed) waiting.push_back(step->first);
+      if (!step->second.complete) waiting.push_back(step->first);
   }
   for (const StepId& id : waiting) {
     if (table_.Find(id)->released) continue;
@@ -517,7 +511,7 @@ void Leader::ReleaseDisagreeing() {
 
 void Leader::ReleaseDropped() {
   for (const StepId& id : drops_.steps())
-    if (const auto* step = table_.Find(id); step != nullptr && !step->committed) table_.Release(id);
+    if (const auto* step = table_.Find(id); step != nullptr && !step->complete) table_.Release(id);
 }
 
 void Leader::OnStateAck(NodeId from, const LeaderStateAck& ack) {
@@ -527,7 +521,7 @@ void Leader::OnStateAck(NodeId from, const LeaderStateAck& ack) {
   ROPETEAM_CHECK(before != acked_.end() && before->second > 0);
   if (--before->second == 0) acked_.erase(before);
   ++acked_[member->acked = ack.sequence];
-  NoteMarked();
+  NoteTold();
   if (!may_decide() || !latest_.waiting() || !PinIsKnown()) return;
   for (const auto& [asker, question] : latest_.TakeWaiting())
     AnswerLatest(asker.first, asker.second, question);
@@ -567,7 +561,7 @@ TimeUs Leader::NextTimer() const {
   if (!may_decide()) return decides_from_;
   if (awaits_acks()) due = tell_again_at_;
   // An incomplete leader needs no timer: the next report of a member runs this again.
-  if (complete() && (short_of_memory_ != 0 || !table_.contested().empty() || redundancy_.NeedsTrim(marked_) ||
+  if (complete() && (short_of_memory_ != 0 || !table_.contested().empty() || redundancy_.NeedsTrim(told_) ||
                      redundancy_.NeedsWork(state_.keep, incarnations_.current().number)))
     due = std::min(due, next_restore_);
   if (complete()) due = std::min(due, persistence_.NextTimer());
@@ -593,7 +587,7 @@ void Leader::CheckInvariants() const {
   for (const auto& [id, step] : table_.steps()) {
     const StepTable::StepState* again = recomputed.Find(id);
     ROPETEAM_CHECK(again != nullptr && again->world_size == step.world_size);
-    ROPETEAM_CHECK(!(step.committed && (step.released || step.evictable)));
+    ROPETEAM_CHECK(!(step.complete && (step.released || step.evictable)));
     ROPETEAM_CHECK(again->copies == step.copies);
     for (Rank rank = 0; rank < step.world_size; ++rank) {
       ROPETEAM_CHECK(again->ranks[rank].copies.size() == step.ranks[rank].copies.size());

@@ -119,7 +119,7 @@ class Leader {
   bool may_decide() const { return context_.has_lease() && decides_from_ <= context_.now; }
   // Every member has acknowledged announcements up to this one.
   uint64_t acked_by_all() const { return acked_.empty() ? 0 : acked_.begin()->first; }
-  bool awaits_acks() const { return told_ && acked_by_all() < sequence_; }
+  bool awaits_acks() const { return announced_once_ && acked_by_all() < sequence_; }
   std::string Missing() const;
   // `was_short`: before the change.
   void Learn(MemberState* member, bool was_short, const InventoryChange& change);
@@ -137,11 +137,11 @@ class Leader {
   void ListCommits(LeaderState* state);
   void RenewRoster(const LeaderState& state);
   bool HasAllCopies(const StepId& id) const;
-  void AddDecisions(const std::set<StepId>& told, LeaderState* state);
-  void NoteAnnounced(const std::set<StepId>& kept);
+  void AddDecisions(LeaderState* state);
+  void NoteAnnounced();
   RetentionPlan Retain(const std::set<StepId>& told);  // `told`: steps that ranks are told are committed
   std::set<StepId> Hopeless() const;
-  void NoteMarked();
+  void NoteTold();
   // Copies with other bytes than the shard that counts, and where they are.
   std::vector<std::pair<NodeId, DropCopy>> Losers() const;
   void SettleContested();
@@ -228,7 +228,7 @@ class Leader {
   DurableSteps persisting_durable_;
   LeaderState state_;
   uint64_t sequence_ = 0;
-  bool told_ = false;  // the newest announcement was sent to all in this epoch
+  bool announced_once_ = false;  // the newest announcement was sent to all in this epoch
   TimeUs tell_again_at_ = kNever;
   TimeUs tell_again_after_ = 0;
   // The highest step that a session of the incarnation has ended. Only older uncommitted steps can be hopeless.
@@ -241,7 +241,7 @@ class Leader {
   TimeUs decides_from_ = 0;
   DurableSteps listed_;                           // the committed steps that are announced
   std::map<StepId, Disagreement> disagreements_;  // the newest
-  std::set<StepId> marked_;                       // the steps of `listed_` that every member has acknowledged
+  std::set<StepId> told_;                         // the steps of `listed_` that every member has acknowledged
   // Shards that a node may read from storage, and the time until which the permission lasts if the node does not report
   // the read.
   struct Loader {

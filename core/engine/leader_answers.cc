@@ -177,9 +177,8 @@ std::vector<StepId> Leader::ReadOnStorage() {
 bool Leader::IsOver(const ShardId& shard, const Loader& loader) {
   const MemberState* member = Find(loader.node);
   if (member == nullptr) return true;
-  const std::vector<ShardKey>& loading = member->inventory().loading;
-  return loader.until <= context_.now &&
-         std::none_of(loading.begin(), loading.end(), [&](const ShardKey& key) { return key.id == shard; });
+  const std::vector<ShardId>& loading = member->inventory().loading;
+  return loader.until <= context_.now && std::find(loading.begin(), loading.end(), shard) == loading.end();
 }
 
 // Chooses another node for each shard, so that many nodes share the work of a stalled one.
@@ -192,7 +191,7 @@ NodeId Leader::StandIn(const ShardId& shard, const Loader& loader) const {
 }
 
 Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
-  const ShardId& shard = reply->shard.id;
+  const ShardId& shard = reply->shard;
   const std::shared_ptr<const StoredStep> step = stored_.Manifest(StepOf(shard));
   if (step == nullptr) {
     if (stored_.Has(StepOf(shard)) || !stored_.known())
@@ -215,7 +214,7 @@ Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
     if (stalled && loader.node != kNoNode) loader.stalled.insert(loader.node);
     loader.node = stalled ? StandIn(shard, loader) : asker;
     loader.until = context_.now + kLoaderReportsUs;
-    if (loader.node != asker && loader.node != kNoNode) context_.Send(loader.node, FetchOrder{{shard}});
+    if (loader.node != asker && loader.node != kNoNode) context_.Send(loader.node, FetchOrder{shard});
   }
   if (loader.node == kNoNode) {
     loader.stalled = {asker};  // the other nodes get another attempt
@@ -240,7 +239,7 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
       incarnation.has_pin() && *id == incarnation.pin && may_decide())
     restores_.OnRestored(*id, incarnation.number);
   LocateReply reply;
-  reply.shard.id = {id->incarnation, id->step, locate.rank};
+  reply.shard = {id->incarnation, id->step, locate.rank};
   const StepTable::StepState* step = table_.Find(*id);
   if (step != nullptr && locate.rank >= step->world_size)
     return Reply(from, number,
@@ -263,7 +262,7 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
     return Reply(
         from, number,
         Error(Code::kUnavailable, "the copies of %s on %s are encrypted with keys that are not there",
-              reply.shard.id.ToString().c_str(), unreadable.c_str()));
+              reply.shard.ToString().c_str(), unreadable.c_str()));
   // Or else the node tries a holder again.
   if (!stored.ok() && (reply.holders.empty() || stored.code() == Code::kUnavailable))
     return Reply(from, number, stored);
@@ -275,11 +274,11 @@ void Leader::AnswerPersist(NodeId from, uint64_t number, const PersistQuestion& 
     return Reply(from, number, Error(Code::kUnsupported, "this job has no storage to persist to"));
   if (!stored_.known())
     return Reply(from, number, Error(Code::kUnavailable, "%s", stored_.WhyUnknown().c_str()));
-  const Status status = persistence_.Request(persist.step.id, incarnations_.current());
+  const Status status = persistence_.Request(persist.step, incarnations_.current());
   if (!status.ok()) return Reply(from, number, status);
   // Every node must have recorded it, so that a later leader has it. Until then the asker repeats the question.
-  const bool known = persisting_durable_.contains(persist.step.id)
-                         ? persisting_durable_.Recorded(persist.step.id, acked_by_all())
+  const bool known = persisting_durable_.contains(persist.step)
+                         ? persisting_durable_.Recorded(persist.step, acked_by_all())
                          : persistence_.version() == persistence_seen_;
   if (known) Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
@@ -364,7 +363,7 @@ Result<StepId> Leader::StepToQuarantine(const QuarantineQuestion& quarantine) co
   }
   if (found != StepId()) return found;
   for (const auto& [id, step] : table_.steps())
-    if (id.step == quarantine.step && step.committed) found = id;
+    if (id.step == quarantine.step && step.complete) found = id;
   if (const std::optional<StepId> stored = stored_.NewestOf(quarantine.step))
     found = std::max(found, *stored);
   // A commit that no node has a copy of can be given up, too.
@@ -415,17 +414,18 @@ void Leader::AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop) 
   Status status = drop.incarnation == 0 ? OkStatus() : CheckIncarnation(drop.incarnation);
   if (status.ok() && sequence_ == 0)
     status = Error(Code::kUnavailable, "the leader has not judged yet what is committed");
-  const StepId newest_marked = state_.marked.empty() ? StepId() : state_.marked.front().id;
+  const StepId newest_told = state_.told.empty() ? StepId() : *state_.told.rbegin();
   if (status.ok())
-    status = drops_.Request(drop, {table_, incarnations_.current(), state_.release_before.id, newest_marked,
+    status = drops_.Request(drop, {table_, incarnations_.current(), state_.release_before, newest_told,
                                    roster_.NamesOfMissing()});
   if (!status.ok()) return Reply(from, number, status);
   // The asker repeats the question until no member has a copy.
-  if (drops_.Done(drop.step, table_, acked_by_all(), roster_.Missing() == 0)) Reply(from, number, OkStatus(), Encode(Nothing{}));
+  if (drops_.Done(drop.step, table_, acked_by_all(), roster_.Missing() == 0))
+    Reply(from, number, OkStatus(), Encode(Nothing{}));
 }
 
 bool Leader::LatestIsSafe() const {
-  for (const StepId& id : table_.CommittedNewestFirst(1)) {
+  for (const StepId& id : table_.CompleteNewestFirst(1)) {
     if (stored_.Has(id)) continue;
     for (const StepTable::RankState& rank : table_.Find(id)->ranks)
       if (std::none_of(rank.copies.begin(), rank.copies.end(), [&](const StepTable::Copy& copy) {
@@ -448,11 +448,10 @@ void Leader::AnswerDrain(NodeId from, uint64_t number, const DrainQuestion& drai
   reply.latest_safe = LatestIsSafe();
   reply.no_room = short_of_memory_ != 0;
   reply.others_leave = table_.leaving().size() > 1;
-  for (const StepKey& key : persistence_.persisting())
-    if (const auto* step = table_.Find(key.id); step != nullptr && step->committed)
-      reply.persisting.push_back(key);
-  for (const StepKey& key : drain.awaited)
-    if (stored_.Has(key.id)) reply.persisted.push_back(key);
+  for (const StepId& id : persistence_.persisting())
+    if (const auto* step = table_.Find(id); step != nullptr && step->complete) reply.persisting.insert(id);
+  for (const StepId& id : drain.awaited)
+    if (stored_.Has(id)) reply.persisted.insert(id);
   Reply(from, number, OkStatus(), Encode(reply));
 }
 
@@ -462,7 +461,7 @@ StepReport Leader::Describe(const StepId& id, const StepTable::StepState& step) 
   report.step = id.step;
   report.world_size = step.world_size;
   report.ranks_replicated = step.ranks_replicated;
-  report.committed = step.committed;
+  report.committed = step.complete;
   report.producible = step.producible();
   report.copies_min = UINT32_MAX;
   for (const StepTable::RankState& rank : step.ranks) {

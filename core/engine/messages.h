@@ -10,6 +10,7 @@
 #define ROPETEAM_CORE_ENGINE_MESSAGES_H_
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -98,20 +99,11 @@ struct CopyId {
   friend auto operator<=>(const CopyId&, const CopyId&) = default;
 };
 
-struct StepKey {
-  StepId id;
-  auto Fields() { return std::tie(id.incarnation, id.step); }
-};
-struct ShardKey {  // ShardId with fields
-  ShardId id;
-  auto Fields() { return std::tie(id.incarnation, id.step, id.rank); }
-};
-
 // Source → holder. `chunks` is the total wanted; a repeat with a larger total extends the grant.
 struct ReplicaReserve {
   static constexpr Kind kKind = Kind::kReplicaReserve;
   CopyId copy;
-  ShardKey shard;
+  ShardId shard;
   uint64_t chunks = 0;
   uint64_t chunk_bytes = 0;
   KeyId key = kPlaintext;  // that the chunks will be encrypted with
@@ -239,12 +231,12 @@ struct Inventory {
   uint64_t asking_from = 0;
   // A replica of a step of this incarnation was refused here for lack of memory, and the source still asks.
   bool short_of_memory = false;
-  std::vector<StepKey> persisting;    // as in the leader's last announcement
-  std::vector<ShardKey> loading;      // shards that are being read from storage here
+  std::set<StepId> persisting;        // as in the leader's last announcement
+  std::vector<ShardId> loading;       // shards that are being read from storage here
   std::vector<RestoreNote> restores;  // as in the leader's last announcement
   RankPolicy policy;                  // as in the leader's last announcement
   RosterRecord roster;                // in this node's arena
-  StepKey newest_committed;           // likewise
+  StepId newest_committed;            // likewise
   Epoch joined = 0;                   // of the first view that had this instance
   auto Fields() {
     return Tie(sequence, report, incarnation, incarnation_max, asking_from, short_of_memory, persisting,
@@ -268,19 +260,19 @@ struct InventoryDelta {
   Incarnation incarnation_max = 0;
   uint64_t asking_from = 0;
   bool short_of_memory = false;
-  std::vector<StepKey> persisting;  // the complete list; likewise `loading`
-  std::vector<ShardKey> loading;
+  std::set<StepId> persisting;  // the complete list; likewise `loading`
+  std::vector<ShardId> loading;
   std::vector<RestoreNote> restores;
   std::vector<RankPolicy> policy;    // one entry if it has changed
   std::vector<RosterRecord> roster;  // one entry if it has changed
-  StepKey newest_committed;
+  StepId newest_committed;
   Epoch joined = 0;
   std::vector<IncarnationState> incarnation;  // one entry if it has changed
   std::vector<NodeReport> report;             // one entry if it has changed; without sessions and copies
   std::vector<SessionReport> sessions;
   std::vector<SessionKey> sessions_gone;
   std::vector<CopyReport> copies;
-  std::vector<ShardKey> copies_gone;
+  std::vector<ShardId> copies_gone;
   auto Fields() {
     return Tie(sequence, base, digest, incarnation_max, asking_from, short_of_memory, persisting, loading,
                Since<9>(restores), Since<9>(policy), Since<9>(roster), Since<9>(newest_committed),
@@ -297,13 +289,13 @@ struct InventoryAck {
 
 // The reason why a committed step will not be persisted.
 struct NotPersisted {
-  StepKey step;
+  StepId step;
   std::string why;
   auto Fields() { return std::tie(step, why); }
 };
 // Two ranks gave different values for a step. The step is never committed.
 struct Disagreement {
-  StepKey step;
+  StepId step;
   Rank rank = 0;
   uint64_t value = 0;
   Rank other_rank = 0;
@@ -313,7 +305,7 @@ struct Disagreement {
 // A step that a rank or an operator has dropped.
 struct DroppedStep {
   static constexpr Rank kOperator = UINT32_MAX;
-  StepKey step;
+  StepId step;
   Rank by = 0;
   auto Fields() { return std::tie(step, by); }
 };
@@ -323,23 +315,23 @@ struct LeaderState {
   static constexpr Kind kKind = Kind::kLeaderState;
   uint64_t sequence = 0;  // grows with every change while one node leads
   IncarnationState incarnation;
-  std::vector<StepKey> committed;  // newest first: mark their copies, …
+  std::set<StepId> listed;  // the newest complete steps: mark their copies, …
   // … but only copies in the receiver's inventory of this sequence or an earlier one. If the leader had not heard of a
   // copy, its bytes may differ from the committed ones.
   uint64_t judged = 0;
-  // The steps of `committed` whose mark every member has acknowledged. Only these are told to ranks as COMMITTED, and
+  // The steps of `listed` whose mark every member has acknowledged. Only these are told to ranks as COMMITTED, and
   // only these release older steps. So the surviving nodes always know of the commit.
-  std::vector<StepKey> marked;
-  std::vector<StepKey> keep;
-  StepKey release_before;
-  std::vector<StepKey> dead;
+  std::set<StepId> told;
+  std::set<StepId> keep;
+  StepId release_before;
+  std::set<StepId> dead;
   // Steps of former incarnations that are not committed and never will be: they may be evicted.
-  std::vector<StepKey> evictable;
+  std::set<StepId> evictable;
   // Steps that are being persisted or wait for it, and steps that a program has requested. Their copies are kept.
-  std::vector<StepKey> persisting;
-  std::vector<StepKey> persisted;           // the newest persisted steps
+  std::set<StepId> persisting;
+  std::set<StepId> persisted;               // the newest persisted steps
   std::vector<NotPersisted> not_persisted;  // the last few steps that were due or requested
-  StepKey persist_judged;                   // it is decided up to this marked step whether each is due
+  StepId persist_judged;                    // it is decided up to this told step whether each is due
   std::vector<RestoreNote> restores;        // by step, at most kRestoreNotesMax
   std::vector<Disagreement> disagreements;  // the newest, by step, at most kDisagreementsMax
   std::vector<DroppedStep> dropped;  // at most kDroppedMax: a wait for one of them that is not committed ends
@@ -349,10 +341,9 @@ struct LeaderState {
   std::vector<std::string> forgotten;  // nodes that an operator has removed from it
   KeyId key = kPlaintext;              // the first key of every member, or kPlaintext while they differ
   auto Fields() {
-    return Tie(sequence, incarnation, committed, judged, marked, keep, release_before, dead, evictable,
-               persisting, persisted, not_persisted, persist_judged, Since<9>(restores),
-               Since<9>(disagreements), Since<9>(dropped), Since<9>(policy), Since<9>(roster),
-               Since<9>(forgotten), Since<9>(key));
+    return Tie(sequence, incarnation, listed, judged, told, keep, release_before, dead, evictable, persisting,
+               persisted, not_persisted, persist_judged, Since<9>(restores), Since<9>(disagreements),
+               Since<9>(dropped), Since<9>(policy), Since<9>(roster), Since<9>(forgotten), Since<9>(key));
   }
 };
 struct LeaderStateAck {
@@ -410,9 +401,9 @@ struct LatestQuestion {
   auto Fields() { return std::tie(incarnation, persisted); }
 };
 struct LatestReply {
-  StepKey step;
+  StepId step;
   uint32_t world_size = 0;
-  StepKey passed_over;  // as in AnswerLatest
+  StepId passed_over;  // as in AnswerLatest
   auto Fields() { return Tie(step, world_size, Since<9>(passed_over)); }
 };
 struct QuarantineQuestion {
@@ -431,7 +422,7 @@ struct LocateQuestion {
 };
 // `stored`: the asker may read the shard from storage, and no other node does at the same time.
 struct LocateReply {
-  ShardKey shard;
+  ShardId shard;
   std::vector<NodeId> holders;
   bool stored = false;
   uint64_t chunk_bytes = 0;   // if `stored`: the chunk size of `content`
@@ -447,7 +438,7 @@ struct DropQuestion {
   auto Fields() { return std::tie(step, incarnation, rank, saved); }
 };
 struct PersistQuestion {
-  StepKey step;
+  StepId step;
   auto Fields() { return std::tie(step); }
 };
 struct PolicyQuestion {
@@ -461,7 +452,7 @@ struct PolicyQuestion {
 };
 // From a node whose inventory says that it leaves.
 struct DrainQuestion {
-  std::vector<StepKey> awaited;  // steps that were being persisted when the drain began
+  std::set<StepId> awaited;  // steps that were being persisted when the drain began
   auto Fields() { return std::tie(awaited); }
 };
 struct DrainReply {
@@ -471,8 +462,8 @@ struct DrainReply {
   bool latest_safe = false;
   bool no_room = false;
   bool others_leave = false;
-  std::vector<StepKey> persisting;  // committed steps that are being persisted
-  std::vector<StepKey> persisted;   // the `awaited` steps that are persisted
+  std::set<StepId> persisting;  // committed steps that are being persisted
+  std::set<StepId> persisted;   // the `awaited` steps that are persisted
   auto Fields() {
     return std::tie(shards_left, bytes_left, shards_short, latest_safe, no_room, others_leave, persisting,
                     persisted);
@@ -498,7 +489,7 @@ struct Nothing {
 struct FetchOpen {
   static constexpr Kind kKind = Kind::kFetchOpen;
   uint64_t fetch = 0;  // the fetcher's own count
-  ShardKey shard;
+  ShardId shard;
   auto Fields() { return std::tie(fetch, shard); }
 };
 // The holder keeps the chunks in place until FetchClose, or until the fetcher has left the view.
@@ -540,7 +531,7 @@ struct FetchClose {
 struct RangesOpen {
   static constexpr Kind kKind = Kind::kRangesOpen;
   uint64_t read = 0;
-  ShardKey shard;
+  ShardId shard;
   uint64_t content = 0;  // content that the copy must have; 0: any
   PackedPart part;
   auto Fields() { return std::tie(read, shard, content, part); }
@@ -566,7 +557,7 @@ struct RangesClose {
 // Bytes read from you do not match their checksum: check these chunks and repair them.
 struct BadCopy {
   static constexpr Kind kKind = Kind::kBadCopy;
-  ShardKey shard;
+  ShardId shard;
   std::vector<uint32_t> chunks;
   auto Fields() { return std::tie(shard, chunks); }
 };
@@ -576,14 +567,14 @@ struct BadCopy {
 // Make a copy of your sealed shard on `target`, in the background.
 struct CopyOrder {
   static constexpr Kind kKind = Kind::kCopyOrder;
-  ShardKey shard;
+  ShardId shard;
   NodeId target = kNoNode;
   auto Fields() { return std::tie(shard, target); }
 };
 // Another content of this shard counts: release your copy if it has this content.
 struct DropCopy {
   static constexpr Kind kKind = Kind::kDropCopy;
-  ShardKey shard;
+  ShardId shard;
   uint64_t content = 0;         // of the copy to be dropped
   uint64_t content_counts = 0;  // of the shard that counts
   std::string holder;           // a node that has the shard that counts; for the log
@@ -592,7 +583,7 @@ struct DropCopy {
 // This shard has more copies than it needs: your replica is a cache from now on.
 struct DemoteCopy {
   static constexpr Kind kKind = Kind::kDemoteCopy;
-  ShardKey shard;
+  ShardId shard;
   uint64_t content = 0;
   uint64_t inventory = 0;  // the node's inventory that this order is based on; a late order is ignored
   auto Fields() { return std::tie(shard, content, inventory); }
@@ -601,7 +592,7 @@ struct DemoteCopy {
 struct PersistOrder {
   static constexpr Kind kKind = Kind::kPersistOrder;
   enum class Phase : uint8_t { kName = 1, kWrite = 2 };
-  ShardKey shard;
+  ShardId shard;
   Phase phase = Phase::kName;
   std::vector<std::string> taken;  // names already used by files of lower ranks
   std::string proof;               // of the keeper of storage; empty: the leader speaks an older version
@@ -610,7 +601,7 @@ struct PersistOrder {
 };
 struct PersistResult {
   static constexpr Kind kKind = Kind::kPersistResult;
-  ShardKey shard;
+  ShardId shard;
   PersistOrder::Phase phase = PersistOrder::Phase::kName;
   Code code = Code::kOk;
   std::string message;
@@ -622,7 +613,7 @@ struct PersistResult {
 // ones, and the leader takes every report for damage.
 struct StoredRead {
   static constexpr Kind kKind = Kind::kStoredRead;
-  ShardKey shard;
+  ShardId shard;
   uint64_t stream_bytes = 0;
   Code code = Code::kOk;
   std::string why;
@@ -631,13 +622,13 @@ struct StoredRead {
 // From leaders before protocol 9. Read the shard from storage and report whether it is good. The bytes read are not kept.
 struct CheckStored {
   static constexpr Kind kKind = Kind::kCheckStored;
-  ShardKey shard;
+  ShardId shard;
   uint64_t stream_bytes = 0;
   auto Fields() { return std::tie(shard, stream_bytes); }
 };
 struct StoredChecked {
   static constexpr Kind kKind = Kind::kStoredChecked;
-  ShardKey shard;
+  ShardId shard;
   Code code = Code::kOk;  // of the load; another code: there is no memory for it
   std::string message;
   auto Fields() { return std::tie(shard, code, message); }
@@ -645,7 +636,7 @@ struct StoredChecked {
 // Fetch a copy of the shard: another node cannot read it from storage.
 struct FetchOrder {
   static constexpr Kind kKind = Kind::kFetchOrder;
-  ShardKey shard;
+  ShardId shard;
   auto Fields() { return std::tie(shard); }
 };
 // Do this on your storage. Orders with numbers below `oldest` are answered or given up.
@@ -671,7 +662,7 @@ inline constexpr uint32_t kStorageOrdersSince = 9;
 struct VerifyOrder {
   static constexpr Kind kKind = Kind::kVerifyOrder;
   uint64_t number = 0;
-  StepKey step;
+  StepId step;
   auto Fields() { return std::tie(number, step); }
 };
 struct VerifyResult {

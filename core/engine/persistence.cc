@@ -27,26 +27,23 @@ void Persistence::Begin() {
   ++version_;
 }
 
-void Persistence::Learn(const std::vector<StepKey>& persisting) {
-  for (const StepKey& key : persisting)
-    if (judged_ < key.id) learned_.insert(key.id);
+void Persistence::Learn(const std::set<StepId>& persisting) {
+  for (const StepId& id : persisting)
+    if (judged_ < id) learned_.insert(id);
 }
 
-std::vector<StepKey> Persistence::persisting() const {
+std::set<StepId> Persistence::persisting() const {
   std::set<StepId> steps = requested_;
   steps.insert(learned_.begin(), learned_.end());
   if (waiting_) steps.insert(waiting_->id);
   if (run_) steps.insert(run_->step.id);
-  std::vector<StepKey> keys;
-  for (const StepId& id : steps) keys.push_back({id});
-  return keys;
+  return steps;
 }
 
-std::vector<StepKey> Persistence::pinned() const {
-  std::vector<StepKey> keys = persisting();
-  if (waiting_ && !waiting_->requested)
-    std::erase_if(keys, [this](const StepKey& key) { return key.id == waiting_->id; });
-  return keys;
+std::set<StepId> Persistence::pinned() const {
+  std::set<StepId> steps = persisting();
+  if (waiting_ && !waiting_->requested) steps.erase(waiting_->id);
+  return steps;
 }
 
 void Persistence::Note(const StepId& id, std::string why, LogLevel level) {
@@ -69,7 +66,7 @@ Status Persistence::Request(const StepId& id, const IncarnationState& incarnatio
                  requested_.size(), kRequestsMax);
   const StepTable::StepState* step = table_.Find(id);
   if (!(judged_ < id)) {
-    if (step == nullptr || !step->committed || step->released || step->evictable)
+    if (step == nullptr || !step->complete || step->released || step->evictable)
       return Error(Code::kAborted, "%s: a newer step is committed, and not every copy of this one is kept",
                    id.ToString().c_str());
     // The asker repeats the question until it is answered. A repeat must not begin the step again.
@@ -130,7 +127,7 @@ void Persistence::Judge(const std::set<StepId>& told, const IncarnationState& in
   for (std::set<StepId>* steps : {&requested_, &learned_}) {
     std::erase_if(*steps, [this](const StepId& id) {
       const StepTable::StepState* step = table_.Find(id);
-      const bool over = id < judged_ && (step == nullptr || !step->committed);
+      const bool over = id < judged_ && (step == nullptr || !step->complete);
       if (over) Note(id, "a newer step was committed, and this one is not", LogLevel::kInfo);
       return over;
     });
@@ -330,7 +327,7 @@ void Persistence::GiveOrdersTo(NodeId node) {
 
 void Persistence::SendOrder(Rank rank, Order* order) {
   PersistOrder message;
-  message.shard.id = {run_->step.id.incarnation, run_->step.id.step, rank};
+  message.shard = {run_->step.id.incarnation, run_->step.id.step, rank};
   message.phase = run_->phase == Run::Phase::kName ? PersistOrder::Phase::kName : PersistOrder::Phase::kWrite;
   message.taken = run_->ranks[rank].taken;
   message.proof = hold_.proof();
@@ -383,8 +380,8 @@ TimeUs Persistence::RetryAfter() const {
 }
 
 void Persistence::OnResult(NodeId from, const PersistResult& result) {
-  const StepId id = StepOf(result.shard.id);
-  const Rank rank = result.shard.id.rank;
+  const StepId id = StepOf(result.shard);
+  const Rank rank = result.shard.rank;
   const bool naming = result.phase == PersistOrder::Phase::kName;
   if (!run_ || run_->step.id != id || rank >= run_->world_size || run_->ranks[rank].done ||
       run_->phase != (naming ? Run::Phase::kName : Run::Phase::kWrite))

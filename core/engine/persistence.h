@@ -73,7 +73,7 @@ class Persistence {
   void OnView();
   void OnHoldReleased();  // because the lease has expired; a begun step continues with the next lease
   // The steps that a member reports as being persisted, as this leader or the previous one announced them.
-  void Learn(const std::vector<StepKey>& persisting);
+  void Learn(const std::set<StepId>& persisting);
   // kInvalidArgument, kAborted: the step will not be persisted. OK also if it is already persisted.
   Status Request(const StepId& id, const IncarnationState& incarnation);
   // Decides which of these steps are persisted. `told`: all steps that ranks are told are committed.
@@ -82,9 +82,9 @@ class Persistence {
   void OnTimer();  // gives the orders that are due
   TimeUs NextTimer() const;
 
-  std::vector<StepKey> persisting() const;
+  std::set<StepId> persisting() const;
   // The steps being persisted whose copies must stay.
-  std::vector<StepKey> pinned() const;
+  std::set<StepId> pinned() const;
   // The steps that retention keeps now.
   void SetKept(const std::set<StepId>& kept) { kept_ = kept; }
   const std::deque<NotPersisted>& not_persisted() const { return not_persisted_; }

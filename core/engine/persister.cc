@@ -12,7 +12,7 @@ namespace ropeteam::engine {
 void Persister::OnOrder(NodeId from, const PersistOrder& order) {
   Context& context = parts_.context;
   if (from != context.view.leader) return;
-  const Key key{order.shard.id, order.phase};
+  const Key key{order.shard, order.phase};
   const auto known = jobs_.find(key);
   if (known == jobs_.end() || (!known->second.running && (known->second.order.taken != order.taken ||
                                                           known->second.order.attempt != order.attempt)))
@@ -30,7 +30,7 @@ void Persister::OnStalled(const Key& key) {
   Job& job = found->second;
   if (job.stalled) return;
   job.stalled = true;
-  job.result.shard.id = key.first;
+  job.result.shard = key.first;
   job.result.phase = key.second;
   job.result.code = Code::kUnavailable;
   job.result.message = "writing to storage has made no progress for a minute";
@@ -41,7 +41,7 @@ void Persister::OnStalled(const Key& key) {
 
 void Persister::Begin(const PersistOrder& order) {
   Context& context = parts_.context;
-  const Key key{order.shard.id, order.phase};
+  const Key key{order.shard, order.phase};
   jobs_[key] = {order, true, false, {}};
   const SealedShard* sealed = context.store.Find(key.first);
   if (sealed == nullptr || !sealed->encrypted()) return Write(key);
@@ -56,7 +56,7 @@ void Persister::Refuse(const Key& key, Code code, const std::string& why) {
   Context& context = parts_.context;
   jobs_.erase(key);
   PersistResult result;
-  result.shard.id = key.first;
+  result.shard = key.first;
   result.phase = key.second;
   result.code = code;
   result.message = why;
@@ -90,7 +90,7 @@ void Persister::OnDone(const Key& key, Store::LeaseToken lease, const Status& st
   Job& job = found->second;
   job.running = false;
   PersistResult& result = job.result;
-  result.shard.id = key.first;
+  result.shard = key.first;
   result.phase = key.second;
   result.code = status.code();
   result.message = status.message();
@@ -146,7 +146,7 @@ void Persister::Load(LoadChunks load, Loaded loaded, std::function<void()> stall
 
 void Persister::OnCheck(NodeId from, const CheckStored& check) {
   Context& context = parts_.context;
-  const ShardId& shard = check.shard.id;
+  const ShardId& shard = check.shard;
   if (from != context.view.leader || checking_.contains(shard)) return;
   const uint64_t chunks = ChunksFor(check.stream_bytes, context.store.chunk_bytes());
   const bool possible = chunks != 0 && chunks <= kChunksPerShardMax;
@@ -169,7 +169,7 @@ void Persister::OnCheck(NodeId from, const CheckStored& check) {
     now.store.Free(checking_.at(shard));
     checking_.erase(shard);
     if (now.view.leader != kNoNode)
-      now.Send(now.view.leader, StoredChecked{{shard}, status.code(), status.message()});
+      now.Send(now.view.leader, StoredChecked{shard, status.code(), status.message()});
   });
 }
 
@@ -179,10 +179,10 @@ uint64_t Persister::allocated_chunks() const {
   return chunks;
 }
 
-std::vector<ShardKey> Persister::loading() const {
+std::vector<ShardId> Persister::loading() const {
   std::set<ShardId> shards;
   for (const auto& [number, shard] : loading_) shards.insert(shard);
-  std::vector<ShardKey> keys;
+  std::vector<ShardId> keys;
   for (const ShardId& shard : shards) keys.push_back({shard});
   return keys;
 }

@@ -32,7 +32,7 @@ class Persister {
   using Loaded = std::function<void(const Status&, const LoadedChunks&)>;
   // `stalled` is called each time the load has made no progress for over a minute. `loaded` still follows.
   void Load(LoadChunks load, Loaded loaded, std::function<void()> stalled);
-  std::vector<ShardKey> loading() const;  // loads that are running and not stalled
+  std::vector<ShardId> loading() const;  // loads that are running and not stalled
   // Another node reports that the shard is damaged on storage: this node reads it, too.
   void OnCheck(NodeId from, const CheckStored& check);
   uint64_t allocated_chunks() const;

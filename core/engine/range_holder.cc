@@ -12,7 +12,7 @@ namespace ropeteam::engine {
 
 RangesGrant RangeHolder::Describe(const RangesOpen& open) const {
   const Context& context = parts_.context;
-  const SealedShard* shard = context.store.Find(open.shard.id);
+  const SealedShard* shard = context.store.Find(open.shard);
   RangesGrant grant;
   grant.read = open.read;
   if (context.config.encrypts()) {
@@ -79,7 +79,7 @@ void RangeHolder::Pack(const Key& key, Packed* packed) {
   packed->grant = Describe(packed->open);  // the shard may have been released during the wait
   if (packed->grant.code != Code::kOk) return Refuse(key, Status(packed->grant.code, packed->grant.message));
   // Lease the copy before memory is allocated, so that the allocation does not evict it.
-  const Result<Store::LeaseToken> lease = store.Lease(packed->open.shard.id);
+  const Result<Store::LeaseToken> lease = store.Lease(packed->open.shard);
   ROPETEAM_CHECK(lease.ok());
   Result<std::vector<Extent>> bounce = parts_.memory.Allocate(1);
   if (!bounce.ok()) {
@@ -113,7 +113,7 @@ void RangeHolder::OnPacked(const Key& key, const std::vector<uint32_t>& bad,
   Packed& packed = packed_.at(key);
   Context& context = parts_.context;
   ROPETEAM_CHECK(packed.state == Packed::State::kPacking && crcs.size() > (bad.empty() ? 0 : bad.back()));
-  const ShardId id = packed.open.shard.id;
+  const ShardId id = packed.open.shard;
   const bool here = context.store.Find(id) == context.store.Leased(packed.lease);
   context.store.EndLease(packed.lease);
   packed.state = Packed::State::kPacked;

@@ -86,21 +86,21 @@ void Redundancy::ForgetLate() {
 }
 
 std::vector<std::pair<StepId, const StepTable::StepState*>> Redundancy::InOrder(
-    const std::vector<StepKey>& keep) const {
+    const std::set<StepId>& keep) const {
   std::vector<std::pair<StepId, const StepTable::StepState*>> steps;
-  for (const StepKey& key : keep) {
-    const StepTable::StepState* step = table_.Find(key.id);
-    if (step != nullptr && !step->lacking.empty()) steps.emplace_back(key.id, step);
+  for (const StepId& id : keep) {
+    const StepTable::StepState* step = table_.Find(id);
+    if (step != nullptr && !step->lacking.empty()) steps.emplace_back(id, step);
   }
   std::sort(steps.begin(), steps.end(), [](const auto& a, const auto& b) {
-    return a.second->committed != b.second->committed ? a.second->committed : b.first < a.first;
+    return a.second->complete != b.second->complete ? a.second->complete : b.first < a.first;
   });
   return steps;
 }
 
 const RankSet& Redundancy::ToRestore(const StepId& id, const StepTable::StepState& step,
                                      Incarnation current) const {
-  return step.committed || id.incarnation != current ? step.lacking : step.orphans;
+  return step.complete || id.incarnation != current ? step.lacking : step.orphans;
 }
 
 bool Redundancy::WaitsForOwner(const ShardId& shard) {
@@ -108,11 +108,11 @@ bool Redundancy::WaitsForOwner(const ShardId& shard) {
   return context_.now < since + kOrphanAfterUs;
 }
 
-void Redundancy::Restore(const std::vector<StepKey>& keep, Incarnation current) {
+void Redundancy::Restore(const std::set<StepId>& keep, Incarnation current) {
   ForgetLate();
   std::erase_if(orphans_, [this](const auto& orphan) {
     const StepTable::StepState* step = table_.Find(StepOf(orphan.first));
-    return step == nullptr || step->committed || orphan.first.rank >= step->world_size ||
+    return step == nullptr || step->complete || orphan.first.rank >= step->world_size ||
            !step->orphans.contains(orphan.first.rank);
   });
   const auto steps = InOrder(keep);
@@ -181,7 +181,7 @@ void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& s
     --missing;
     LOG_INFO("order a copy of %s from %s to %s", shard.ToString().c_str(), context_.NameOf(source).c_str(),
              context_.NameOf(target).c_str());
-    context_.Send(source, CopyOrder{{shard}, target});
+    context_.Send(source, CopyOrder{shard, target});
   };
   // Nodes that have the shard as a cache come first: it becomes a replica without a transfer.
   for (const StepTable::Copy& copy : state.copies)
@@ -192,20 +192,20 @@ void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& s
   if (!orders.empty()) orders_[shard] = std::move(orders);
 }
 
-bool Redundancy::NeedsWork(const std::vector<StepKey>& keep, Incarnation current) const {
-  return std::any_of(keep.begin(), keep.end(), [&](const StepKey& key) {
-    const StepTable::StepState* step = table_.Find(key.id);
-    return step != nullptr && !ToRestore(key.id, *step, current).empty();
+bool Redundancy::NeedsWork(const std::set<StepId>& keep, Incarnation current) const {
+  return std::any_of(keep.begin(), keep.end(), [&](const StepId& id) {
+    const StepTable::StepState* step = table_.Find(id);
+    return step != nullptr && !ToRestore(id, *step, current).empty();
   });
 }
 
-void Redundancy::CountLeft(NodeId node, const std::vector<StepKey>& keep, Incarnation current,
+void Redundancy::CountLeft(NodeId node, const std::set<StepId>& keep, Incarnation current,
                            DrainReply* reply) const {
   const size_t staying = context_.view.members.size() - table_.leaving().size();
-  for (const StepKey& key : keep) {
-    const StepTable::StepState* step = table_.Find(key.id);
+  for (const StepId& id : keep) {
+    const StepTable::StepState* step = table_.Find(id);
     if (step == nullptr) continue;
-    ToRestore(key.id, *step, current).ForEach([&](Rank rank) {
+    ToRestore(id, *step, current).ForEach([&](Rank rank) {
       const StepTable::RankState& state = step->ranks[rank];
       if (std::none_of(state.copies.begin(), state.copies.end(),
                        [&](const auto& copy) { return copy.node == node; }))
@@ -247,7 +247,7 @@ NodeId Redundancy::LeastWanted(const StepTable::RankState& state) const {
   return least;
 }
 
-void Redundancy::Trim(const std::set<StepId>& marked, const std::function<uint64_t(NodeId)>& inventory_of) {
+void Redundancy::Trim(const std::set<StepId>& told, const std::function<uint64_t(NodeId)>& inventory_of) {
   std::erase_if(demoting_, [this](const auto& entry) {
     const StepTable::StepState* step = table_.Find(StepOf(entry.first));
     if (step == nullptr || entry.first.rank >= step->world_size) return true;
@@ -256,20 +256,20 @@ void Redundancy::Trim(const std::set<StepId>& marked, const std::function<uint64
       return copy.node == entry.second && copy.role == Role::kReplica;
     });
   });
-  for (const StepId& id : marked) {
+  for (const StepId& id : told) {
     const StepTable::StepState* step = table_.Find(id);
     if (step == nullptr || step->surplus.empty()) continue;
     step->surplus.ForEach([&](Rank rank) {
       const ShardId shard{id.incarnation, id.step, rank};
       const NodeId node = demoting_.try_emplace(shard, LeastWanted(step->ranks[rank])).first->second;
       if (node == kNoNode) return;  // no copy can be demoted
-      context_.Send(node, DemoteCopy{{shard}, step->ranks[rank].content, inventory_of(node)});
+      context_.Send(node, DemoteCopy{shard, step->ranks[rank].content, inventory_of(node)});
     });
   }
 }
 
-bool Redundancy::NeedsTrim(const std::set<StepId>& marked) const {
-  return std::any_of(marked.begin(), marked.end(), [this](const StepId& id) {
+bool Redundancy::NeedsTrim(const std::set<StepId>& told) const {
+  return std::any_of(told.begin(), told.end(), [this](const StepId& id) {
     const StepTable::StepState* step = table_.Find(id);
     return step != nullptr && !step->surplus.empty();
   });

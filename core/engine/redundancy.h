@@ -32,17 +32,17 @@ class Redundancy {
   // Removes orders that are late or no longer needed, and orders the missing copies of the kept steps. Committed steps
   // come first, then newer before older; shards whose last order failed come last. `current`: the current incarnation.
   // It visits only shards that lack copies.
-  void Restore(const std::vector<StepKey>& keep, Incarnation current);
+  void Restore(const std::set<StepId>& keep, Incarnation current);
   // Orders replicas to become caches where a shard has more than 1 + R copies, because memory is planned for 1 + R.
   // This happens when a node comes back after its copies were made again, or when a rank restores on another node. It
   // is limited to steps that every member has marked, because their copies need not be counted for a commit any more.
   // `inventory_of`: the sequence of a member's newest inventory.
-  void Trim(const std::set<StepId>& marked, const std::function<uint64_t(NodeId)>& inventory_of);
+  void Trim(const std::set<StepId>& told, const std::function<uint64_t(NodeId)>& inventory_of);
   // What the shards of this leaving node lack without it. Fills in the reply's numbers of shards and bytes.
-  void CountLeft(NodeId node, const std::vector<StepKey>& keep, Incarnation current, DrainReply* reply) const;
-  bool NeedsTrim(const std::set<StepId>& marked) const;
+  void CountLeft(NodeId node, const std::set<StepId>& keep, Incarnation current, DrainReply* reply) const;
+  bool NeedsTrim(const std::set<StepId>& told) const;
   // Some kept step lacks copies that this class must order: call Restore() regularly.
-  bool NeedsWork(const std::vector<StepKey>& keep, Incarnation current) const;
+  bool NeedsWork(const std::set<StepId>& keep, Incarnation current) const;
 
  private:
   // Outstanding orders per source or target. The slowest resource, a node's link, limits how fast redundancy is
@@ -68,7 +68,7 @@ class Redundancy {
   size_t LoadOf(NodeId node) const;  // orders outstanding at it
   const RankSet& ToRestore(const StepId& id, const StepTable::StepState& step, Incarnation current) const;
   // The steps of `keep` that lack copies, in the order in which Restore() handles them.
-  std::vector<std::pair<StepId, const StepTable::StepState*>> InOrder(const std::vector<StepKey>& keep) const;
+  std::vector<std::pair<StepId, const StepTable::StepState*>> InOrder(const std::set<StepId>& keep) const;
   // Whether the owner's copy is probably only unreported yet. Orphans wait for a while.
   bool WaitsForOwner(const ShardId& shard);
   void OrderCopies(const ShardId& shard, const StepTable::RankState& state);

@@ -25,17 +25,17 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
     // because the arena is planned for K steps.
     const bool quarantined = facts.quarantined.contains(step->first);
     if ((quarantined || facts.dropped.contains(step->first)) && found != 0) continue;
-    if (step->second.committed || (usable && newest)) plan->keep.insert(step->first);
+    if (step->second.complete || (usable && newest)) plan->keep.insert(step->first);
     if (quarantined) continue;
     newest = newest && !usable;
-    if (!usable || !facts.marked.contains(step->first)) continue;
-    ROPETEAM_CHECK(step->second.committed);
+    if (!usable || !facts.told.contains(step->first)) continue;
+    ROPETEAM_CHECK(step->second.complete);
     if (++found == 1) plan->release_before = step->first;
   }
   // Fewer than K steps are known to be committed at a job's start, or when the nodes that had the marks are lost. Then
   // older producible steps are kept in their place.
   for (auto step = steps.rbegin(); step != steps.rend() && found < count; ++step) {
-    if (step->second.committed || !Usable(step->second) || !(step->first < plan->release_before)) continue;
+    if (step->second.complete || !Usable(step->second) || !(step->first < plan->release_before)) continue;
     plan->keep.insert(step->first);
     ++found;
   }
@@ -43,36 +43,34 @@ void KeepNewest(const RetentionFacts& facts, RetentionPlan* plan) {
 
 bool MayBeEvicted(const RetentionFacts& facts, const StepId& id, const StepTable::StepState& step) {
   return facts.incarnation.has_pin() && facts.pin_told && id.incarnation < facts.incarnation.number &&
-         !step.committed && facts.may_choose;
+         !step.complete && facts.may_choose;
 }
 
 }  // namespace
 
 // The pin is kept until the incarnation has a step of its own that every member has marked. Before the incarnation has
 // chosen, the choice of the previous one is kept, unless a newer step is committed.
-bool KeepsPin(const IncarnationState& incarnation, const StepId& newest_marked,
-              const StepId& release_before) {
+bool KeepsPin(const IncarnationState& incarnation, const StepId& newest_told, const StepId& release_before) {
   // Also if no node holds anything of the step yet: what is read of it from storage must stay.
   if (incarnation.pin == StepId()) return false;
   if (!incarnation.has_pin()) return !(incarnation.pin < release_before);
-  return newest_marked.incarnation != incarnation.number;
+  return newest_told.incarnation != incarnation.number;
 }
 
 RetentionPlan PlanRetention(const RetentionFacts& facts) {
   RetentionPlan plan;
   KeepNewest(facts, &plan);
-  const StepId newest_marked = facts.marked.empty() ? StepId() : *facts.marked.rbegin();
-  if (KeepsPin(facts.incarnation, newest_marked, plan.release_before))
-    plan.keep.insert(facts.incarnation.pin);
-  for (const StepKey& key : facts.persisting) {
-    const StepTable::StepState* step = facts.table.Find(key.id);
-    if (step != nullptr && step->committed) plan.keep.insert(key.id);
+  const StepId newest_told = facts.told.empty() ? StepId() : *facts.told.rbegin();
+  if (KeepsPin(facts.incarnation, newest_told, plan.release_before)) plan.keep.insert(facts.incarnation.pin);
+  for (const StepId& id : facts.persisting) {
+    const StepTable::StepState* step = facts.table.Find(id);
+    if (step != nullptr && step->complete) plan.keep.insert(id);
   }
   for (const auto& [id, step] : facts.table.steps()) {
     if (plan.keep.contains(id)) continue;
     if (id < plan.release_before) {
       plan.released.insert(id);
-    } else if (!step.committed && (step.released || facts.hopeless.contains(id))) {
+    } else if (!step.complete && (step.released || facts.hopeless.contains(id))) {
       plan.dead.insert(id);
     } else if (MayBeEvicted(facts, id, step)) {
       plan.evictable.insert(id);

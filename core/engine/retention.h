@@ -50,8 +50,8 @@ struct RetentionFacts {
   const StepTable& table;
   const IncarnationState& incarnation;
   const std::set<StepId>& hopeless;  // uncommitted steps that some rank has passed without saving its shard
-  const std::set<StepId>& marked;    // committed steps that every member has marked
-  const std::vector<StepKey>& persisting;
+  const std::set<StepId>& told;      // complete steps that every member has marked
+  const std::set<StepId>& persisting;
   JobSettings settings;
   bool may_choose = false;  // the members know of every step that ranks were told is committed (roster.h)
   bool pin_told = false;  // some rank may have been told what this incarnation restores: the choice is final
@@ -59,9 +59,9 @@ struct RetentionFacts {
   std::set<StepId> dropped = {};      // by a rank or an operator (drops.h)
 };
 
-// Whether the step that an incarnation was restored from is kept. `newest_marked`: of RetentionFacts::marked; {0, 0}:
+// Whether the step that an incarnation was restored from is kept. `newest_told`: of RetentionFacts::told; {0, 0}:
 // none.
-bool KeepsPin(const IncarnationState& incarnation, const StepId& newest_marked, const StepId& release_before);
+bool KeepsPin(const IncarnationState& incarnation, const StepId& newest_told, const StepId& release_before);
 
 RetentionPlan PlanRetention(const RetentionFacts& facts);
 

@@ -31,7 +31,7 @@ void Roster::OnView() {
 void Roster::Learn(NodeId member, const Inventory& inventory) {
   members_[member] = {inventory.roster.revision, inventory.roster.epoch, inventory.joined,
                       inventory.report.leaving};
-  newest_committed_ = std::max(newest_committed_, inventory.newest_committed.id);
+  newest_committed_ = std::max(newest_committed_, inventory.newest_committed);
   const auto age = [](const RosterRecord& record) {
     return std::tuple(record.revision, record.epoch, record.names.size());
   };

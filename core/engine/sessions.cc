@@ -150,7 +150,7 @@ void Sessions::Hello(SessionId id, RequestId request, const HelloInput& hello) {
 // If the rank has saved the step on another node, the step may be committed without this save.
 Status Sessions::CheckNotCommitted(const ShardId& shard) const {
   const StepId step = StepOf(shard);
-  if (!parts_.context.announced.committed.contains(step)) return OkStatus();
+  if (!parts_.context.announced.listed.contains(step)) return OkStatus();
   return Error(Code::kAlreadyExists, "%s is committed already", step.ToString().c_str());
 }
 
@@ -490,11 +490,16 @@ void Sessions::ReachedBy(const std::set<StepId>& steps, Level level) {
 void Sessions::OnLeaderState(const std::set<StepId>& told, const std::vector<ShardId>& released) {
   ReachedBy(told, Level::kCommitted);
   ReachedBy(parts_.context.announced.persisted, Level::kPersisted);
-  for (const auto& [step, why] : parts_.context.announced.ended)
+  const auto end = [this](const auto& found) {  // a wait for the step if it is not committed
+    const StepId& step = found.step;
     for (auto at = progress_.lower_bound({step.incarnation, step.step, 0});
          at != progress_.end() && StepOf(at->first) == step; ++at)
       if (at->second.level >= Level::kLocal && at->second.level < Level::kCommitted)
-        at->second.aborted = Error(Code::kAborted, "%s", why.c_str());
+        at->second.aborted = Error(Code::kAborted, "%s", Explain(found).c_str());
+  };
+  const LeaderState& state = parts_.context.announced;
+  std::for_each(state.disagreements.begin(), state.disagreements.end(), end);
+  std::for_each(state.dropped.begin(), state.dropped.end(), end);
   for (const ShardId& shard : released) {
     const auto progress = progress_.find(shard);
     if (progress != progress_.end() && progress->second.level < Level::kCommitted &&
@@ -536,8 +541,9 @@ std::optional<Status> Sessions::NotPersisted(const StepId& step) const {
   // between.
   if (announced.persisted.contains(step)) return std::nullopt;
   const std::string name = step.ToString();
-  if (const auto why = announced.not_persisted.find(step); why != announced.not_persisted.end())
-    return Error(Code::kAborted, "%s is not persisted: %s", name.c_str(), why->second.c_str());
+  for (const ropeteam::NotPersisted& each : announced.not_persisted)
+    if (each.step == step)
+      return Error(Code::kAborted, "%s is not persisted: %s", name.c_str(), each.why.c_str());
   if (announced.persist_judged < step) return std::nullopt;
   const PersistEvery every = PersistEveryOf(parts_.context, parts_.context.policy, step.incarnation);
   if (every.count == 0)
@@ -626,7 +632,7 @@ void Sessions::Drop(SessionId id, RequestId request, Step step, TimeUs timeout_u
 void Sessions::Persist(SessionId id, RequestId request, Step step, TimeUs timeout_us) {
   const Session* session = Admitted(id, request);
   if (session == nullptr) return;
-  const PersistQuestion question{{{session->incarnation, step}}};
+  const PersistQuestion question{{session->incarnation, step}};
   AskLeader<Nothing>(id, request, Question::Topic::kPersist, Encode(question), timeout_us,
                      [](const Nothing&) { return AnswerStatus{}; });
 }
@@ -679,7 +685,7 @@ void Sessions::Latest(SessionId id, RequestId request, Level level, TimeUs timeo
   AskLeader<LatestReply>(id, request, Question::Topic::kLatest,
                          Encode(LatestQuestion{incarnation, level == Level::kPersisted}), timeout_us,
                          [](LatestReply latest) {
-                           return AnswerLatest{latest.step.id, latest.world_size, latest.passed_over.id};
+                           return AnswerLatest{latest.step, latest.world_size, latest.passed_over};
                          });
 }
 

@@ -35,14 +35,14 @@ void Sessions::OpenLocated(uint64_t pending, const LocateReply& located, bool pa
   const Context& context = parts_.context;
   // Ranged reads need plaintext and protocol 9. Storage is read as a whole.
   const bool by_ranges = partial && !context.config.encrypts() && context.protocol >= 9 && !located.stored &&
-                         context.store.Find(located.shard.id) == nullptr;
-  return by_ranges ? OpenPartly(pending, located) : OpenWhole(pending, located.shard.id);
+                         context.store.Find(located.shard) == nullptr;
+  return by_ranges ? OpenPartly(pending, located) : OpenWhole(pending, located.shard);
 }
 
 void Sessions::OpenPartly(uint64_t pending, const LocateReply& located) {
   const auto open = pending_.find(pending);
   if (open == pending_.end()) return;
-  const RangeReader::Source source{located.shard.id, 0, located.holders};
+  const RangeReader::Source source{located.shard, 0, located.holders};
   const auto described = [this, pending, source](const Status& status, const RangeReader::Bytes& bytes) {
     parts_.range_reader.Release(bytes.read);
     if (!status.ok()) return OpenWhole(pending, source.shard);

@@ -115,10 +115,10 @@ std::optional<StepId> StepTable::NewestProducible(Incarnation only) const {
   return std::nullopt;
 }
 
-std::vector<StepId> StepTable::CommittedNewestFirst(size_t count) const {
+std::vector<StepId> StepTable::CompleteNewestFirst(size_t count) const {
   std::vector<StepId> committed;
   for (auto step = steps_.rbegin(); step != steps_.rend() && committed.size() < count; ++step)
-    if (step->second.committed) committed.push_back(step->first);
+    if (step->second.complete) committed.push_back(step->first);
   return committed;
 }
 
@@ -128,7 +128,7 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   const bool was_replicated = state.replicated;
   step->ranks_replicated -= was_replicated ? 1 : 0;
   const bool one_content = OneContent(state.copies);
-  if (!step->committed || !StaysCounted(state.copies, state.content))
+  if (!step->complete || !StaysCounted(state.copies, state.content))
     state.content = ChooseContent(state.copies);
   const ShardId shard{id.incarnation, id.step, rank};
   const bool changed = one_content ? contested_.erase(shard) != 0 : contested_.insert(shard).second;
@@ -154,7 +154,7 @@ void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
   step->surplus.Set(rank, state.staying > uint64_t{state.replicas} + 1);
   step->lacking.Set(rank, lacking);
   step->orphans.Set(rank, lacking && !owned);
-  if (state.copies.empty() && !step->committed) ++version_;
+  if (state.copies.empty() && !step->complete) ++version_;
 }
 
 void StepTable::RecountAgreement(StepState* step, RankState* rank) {
@@ -196,8 +196,8 @@ std::string Explain(const Disagreement& found) {
                                            static_cast<unsigned long long>(value));
     return text.message();
   };
-  return "the ranks do not agree on " + found.step.id.ToString() + ": " + gave(found.rank, found.value) +
-         ", " + gave(found.other_rank, found.other_value) + "; it is never committed";
+  return "the ranks do not agree on " + found.step.ToString() + ": " + gave(found.rank, found.value) + ", " +
+         gave(found.other_rank, found.other_value) + "; it is never committed";
 }
 
 bool StepTable::SetLeaving(NodeId node, bool leaving) {
@@ -212,7 +212,7 @@ bool StepTable::SetLeaving(NodeId node, bool leaving) {
 }
 
 bool StepTable::MayCommit(const StepId& id, const StepState& step) const {
-  return !step.committed && !step.never_commits() && !step.evictable && !Barred(id);
+  return !step.complete && !step.never_commits() && !step.evictable && !Barred(id);
 }
 
 void StepTable::Bar(Incarnation chosen_by, const StepId& restored) {
@@ -223,14 +223,14 @@ void StepTable::Bar(Incarnation chosen_by, const StepId& restored) {
 
 void StepTable::Release(const StepId& id) {
   const auto step = steps_.find(id);
-  ROPETEAM_CHECK(step != steps_.end() && !step->second.committed);
+  ROPETEAM_CHECK(step != steps_.end() && !step->second.complete);
   if (!step->second.released) ++version_;
   step->second.released = true;
 }
 
 void StepTable::AllowEviction(const StepId& id) {
   const auto step = steps_.find(id);
-  ROPETEAM_CHECK(step != steps_.end() && !step->second.committed);
+  ROPETEAM_CHECK(step != steps_.end() && !step->second.complete);
   step->second.evictable = true;
 }
 
@@ -267,8 +267,8 @@ bool StepTable::Add(NodeId node, const CopyReport& copy) {
   rank.bytes = copy.stream_bytes;
   rank.replicas = copy.replicas;
   if (copy.committed) {
-    if (!step.committed) ++version_;
-    step.committed = true;
+    if (!step.complete) ++version_;
+    step.complete = true;
     step.released = step.evictable = false;  // the previous leader did not know
   }
   return true;
@@ -324,12 +324,12 @@ void StepTable::Replace(NodeId node, const std::vector<CopyReport>& before,
   }
 }
 
-std::vector<StepId> StepTable::Commit() {
+std::vector<StepId> StepTable::Complete() {
   std::vector<StepId> committed;
   for (auto& [id, step] : steps_) {
     if (!MayCommit(id, step) || step.ranks_replicated != step.world_size) continue;
     ROPETEAM_CHECK(step.producible() && step.world_size > 0);
-    step.committed = true;
+    step.complete = true;
     ++version_;
     committed.push_back(id);
   }

@@ -56,25 +56,27 @@ class StepTable {
     RankSet lacking;      // ranks with a copy, and with too few on nodes that stay
     RankSet orphans;      // ranks in `lacking` without an own copy: their copies need an order
     RankSet surplus;      // ranks with more than 1 + R good copies on nodes that stay
-    bool committed = false;
+    // Once all its copies were there together, or one has a mark. Complete steps are listed for the members, which mark
+    // their copies; ranks are told of a listed step when every member has (LeaderState).
+    bool complete = false;
     bool released = false;   // every node is to release its copies: never commit the step
     bool evictable = false;  // copies may be evicted when memory is needed: never commit the step
     std::map<uint64_t, uint32_t> agreements;  // the values of its ranks, and the number of ranks for each
     bool producible() const { return ranks_producible == world_size; }
     // Ranks gave different values; 0 (none) is also a value. A marked step never disagrees: an earlier leader accepted
     // it.
-    bool disagrees() const { return !committed && agreements.size() > 1; }
+    bool disagrees() const { return !complete && agreements.size() > 1; }
     bool never_commits() const { return released || disagrees(); }
   };
 
-  // Replaces the known copies of a node. A mark on any copy commits its step; Commit() commits the others.
+  // Replaces the known copies of a node. A mark on any copy completes its step; Complete() finds the others.
   void Replace(NodeId node, const std::vector<CopyReport>& before, const std::vector<CopyReport>& after);
   // Copies on a leaving node count for what is promised now, but not for redundancy. Returns false if nothing changes.
   bool SetLeaving(NodeId node, bool leaving);
   const std::set<NodeId>& leaving() const { return leaving_; }
-  // Commits the steps whose ranks all have their copies now, and returns them. Only for a leader that may decide and
+  // The steps whose ranks all have their copies now are complete; returns them. Only for a leader that may decide and
   // has the inventory of every member.
-  std::vector<StepId> Commit();
+  std::vector<StepId> Complete();
   const std::map<StepId, StepState>& steps() const { return steps_; }
   const StepState* Find(const StepId& id) const;
   // Whether there is a copy of a shard that the rank has saved in the incarnation.
@@ -83,7 +85,7 @@ class StepTable {
   static Disagreement DisagreementOf(const StepId& id, const StepState& step);
   // Only steps of incarnation `only`; 0: of all.
   std::optional<StepId> NewestProducible(Incarnation only) const;
-  std::vector<StepId> CommittedNewestFirst(size_t count) const;
+  std::vector<StepId> CompleteNewestFirst(size_t count) const;
   // The job continued from `restored` in incarnation `chosen_by`. Steps of earlier incarnations that are newer than
   // `restored` are no longer committed.
   void Bar(Incarnation chosen_by, const StepId& restored);
@@ -105,12 +107,12 @@ class StepTable {
   struct Standing {
     bool producible = false;
     bool replicated = false;
-    bool committed = false;
+    bool complete = false;
     bool disagrees = false;
     friend bool operator==(const Standing&, const Standing&) = default;
   };
   static Standing StandingOf(const StepState& step) {
-    return {step.producible(), step.ranks_replicated == step.world_size, step.committed, step.disagrees()};
+    return {step.producible(), step.ranks_replicated == step.world_size, step.complete, step.disagrees()};
   }
   void Prefetch(const std::vector<const CopyReport*>& copies) const;
   void Remove(NodeId node, const CopyReport& copy);

@@ -32,9 +32,7 @@ struct RestoreNote {
   Incarnation counted = 0;  // the last incarnation counted
   bool quarantined = false;
   bool by_hand = false;
-  auto Fields() {
-    return std::tie(step.incarnation, step.step, revision, restores, counted, quarantined, by_hand);
-  }
+  auto Fields() { return std::tie(step, revision, restores, counted, quarantined, by_hand); }
   friend bool operator==(const RestoreNote&, const RestoreNote&) = default;
 };
 // Steps with a note: those restored since the last commit, and those that an operator has quarantined.

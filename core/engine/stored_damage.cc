@@ -28,7 +28,7 @@ bool StoredDamage::Proven(const Case& found) const {
 }
 
 void StoredDamage::OnRead(NodeId from, const StoredRead& read) {
-  const ShardId& shard = read.shard.id;
+  const ShardId& shard = read.shard;
   const StepId id = StepOf(shard);
   const StoredWord word = context_.protocol < kStorageOrdersSince ? StoredWord::kBad : WordOf(read.code);
   if (word == StoredWord::kUnreadable || !stored_.Has(id)) return;

@@ -49,7 +49,7 @@ void Verifier::OnTimer() {
     if (job.missing.empty() || job.next_send > context_.now) continue;
     job.next_send = context_.now + kVerifyRepeatUs;
     for (const NodeId node : job.missing)
-      context_.Send(node, VerifyOrder{job.number, {{job.report.incarnation, job.report.step}}});
+      context_.Send(node, VerifyOrder{job.number, {job.report.incarnation, job.report.step}});
   }
   std::erase_if(jobs_, [&](const auto& job) { return job.second.touched + kVerifyForgetUs < context_.now; });
 }

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <set>
 #include <string>
 #include <tuple>
+#include <variant>
 #include <vector>
 
 namespace ropeteam {
@@ -44,9 +46,11 @@ struct Everything {
   std::vector<Named> nameds;
   std::vector<std::vector<uint16_t>> lists;
   Point point;
+  std::set<uint32_t> set;
+  std::variant<std::monostate, Point, std::string> either;
   auto Fields() {
     return std::tie(flag, u8, u16, u32, u64, i8, real, colour, text, bytes, numbers, texts, colours, nameds,
-                    lists, point);
+                    lists, point, set, either);
   }
   friend bool operator==(const Everything&, const Everything&) = default;
 };
@@ -69,6 +73,8 @@ Everything Full() {
   e.nameds = {{"a", {{1, -1}, {INT32_MIN, INT64_MAX}}}, {"", {}}};
   e.lists = {{}, {1, 2}, {3}};
   e.point = {-7, 7};
+  e.set = {3, 5, 0xffffffff};
+  e.either = Point{1, -1};
   return e;
 }
 
@@ -138,9 +144,32 @@ void ExpectAbsurdCountRefused() {
     bytes += std::string(16, '\0');
     Many<T> many;
     EXPECT_FALSE(Decode(bytes, many)) << count;
-    EXPECT_LE(many.values.capacity(), 16u)
-        << count;  // no memory was reserved for impossible elements
+    EXPECT_LE(many.values.capacity(), 16u) << count;  // no memory was reserved for impossible elements
   }
+}
+
+// Otherwise one value would have several encodings.
+TEST(Bytes, ASetAscends) {
+  struct Set {
+    std::set<uint8_t> set;
+    auto Fields() { return std::tie(set); }
+  };
+  Set set;
+  EXPECT_TRUE(Decode(std::string("\x02\0\0\0\x03\x04", 6), set));
+  EXPECT_EQ(set.set, (std::set<uint8_t>{3, 4}));
+  EXPECT_FALSE(Decode(std::string("\x02\0\0\0\x04\x03", 6), set));
+  EXPECT_FALSE(Decode(std::string("\x02\0\0\0\x03\x03", 6), set));
+}
+
+TEST(Bytes, AVariantHasOneOfItsAlternatives) {
+  struct Either {
+    std::variant<std::monostate, uint8_t> either;
+    auto Fields() { return std::tie(either); }
+  };
+  Either either;
+  EXPECT_TRUE(Decode(std::string("\x01\x07", 2), either));
+  EXPECT_EQ(std::get<1>(either.either), 7);
+  EXPECT_FALSE(Decode(std::string("\x02\x07", 2), either));
 }
 
 TEST(Bytes, AbsurdCountsAreRefusedWithoutAllocation) {

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
 #include <variant>
@@ -51,6 +52,12 @@ class Filler {
   void Fill(std::vector<T>& values) {
     values.resize(2);
     for (T& value : values) Fill(value);
+  }
+  template <typename T>
+  void Fill(std::set<T>& values) {
+    std::vector<T> elements;
+    Fill(elements);
+    values.insert(elements.begin(), elements.end());
   }
 
  private:

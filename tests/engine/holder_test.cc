@@ -89,7 +89,7 @@ TEST_F(HolderTest, ASealOfMemoryThatHasBeenReusedIsUnknown) {
 TEST_F(HolderTest, ACopyStaysWithTheShardThatItWasReservedFor) {
   Tell(kHolder, Reserve(3));
   ReplicaReserve other = Reserve(5);
-  other.shard.id.step = 9;
+  other.shard.step = 9;
   const auto grant = Sent<ReplicaGrant>(Tell(kHolder, other));
   EXPECT_EQ(grant.code, Code::kInvalidArgument);
   EXPECT_EQ(ChunkCount(Sent<ReplicaGrant>(Tell(kHolder, Reserve(3))).extents), 3u);
@@ -121,7 +121,7 @@ TEST_F(HolderTest, NoNodeIsOrderedToCopyAShardToItself) {
 // The leader repeats an order to verify until it is answered.
 TEST_F(HolderTest, AStepIsReadOnceHoweverOftenItsVerifyIsOrdered) {
   Save(kHolder, 1, TestShard(2, 'b'));
-  const VerifyOrder order{7, {{Id(1, 0).incarnation, 1}}};
+  const VerifyOrder order{7, {Id(1, 0).incarnation, 1}};
   const Outbox reading = Tell(kHolder, order);
   ASSERT_EQ(Ranges(reading), 3u);
   EXPECT_EQ(Ranges(Tell(kHolder, order)), 0u);
@@ -146,8 +146,8 @@ class RangeHolderTest : public ::testing::Test, protected Engines {
   RangeHolderTest() : Engines(3, 32, 0) {}
   void Open(NodeId reader, uint64_t read) {
     RangesOpen open{read, {Id(1, 1)}, 0, {{{0, 0, 100, 1, 0}}}};
-    node(kHolder).engine->OnMessage(
-        now_, reader, Encode(Envelope{1, reader, kHolder, RangesOpen::kKind, Encode(open)}));
+    node(kHolder).engine->OnMessage(now_, reader,
+                                    Encode(Envelope{1, reader, kHolder, RangesOpen::kKind, Encode(open)}));
     Carry();
   }
 };

@@ -39,14 +39,14 @@ class DropTest : public LeaderTest {
   void Commit(const std::vector<StepId>& steps) {
     Hold(steps);
     Acknowledge();
-    ASSERT_EQ(Ids(Told(kFirst).marked).size(), steps.size());
+    ASSERT_EQ(Told(kFirst).told.size(), steps.size());
     Acknowledge();
   }
   // kDeadlineExceeded: not answered yet.
   Code Drop(Step step, bool saved = false, Incarnation by = kCurrent) {
     return Ask(kFirst, Question::Topic::kDrop, Encode(DropQuestion{step, by, 1, saved}));
   }
-  std::vector<StepId> Kept() { return Ids(Told(kFirst).keep); }
+  std::set<StepId> Kept() { return Told(kFirst).keep; }
 };
 
 TEST_F(DropTest, AnOlderCommittedStepIsReleasedAndTheAnswerWaitsForEveryMember) {
@@ -54,7 +54,7 @@ TEST_F(DropTest, AnOlderCommittedStepIsReleasedAndTheAnswerWaitsForEveryMember) 
   ASSERT_THAT(Kept(), ElementsAre(Current(5), Current(6), Current(7)));
   EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
   EXPECT_THAT(Kept(), ElementsAre(Current(5), Current(7)));
-  EXPECT_EQ(Told(kFirst).release_before.id, Current(7));
+  EXPECT_EQ(Told(kFirst).release_before, Current(7));
   ASSERT_EQ(Told(kFirst).dropped.size(), 1u);
   EXPECT_EQ(Told(kFirst).dropped[0].by, 1u);
   Acknowledge();
@@ -107,14 +107,14 @@ TEST_F(DropTest, AnUncommittedStepThatWasDroppedIsNeverCommitted) {
   Commit({Current(5)});
   Hold({Current(5)}, {Own(Current(6), 0)});
   EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
-  EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(Current(6)));
+  EXPECT_THAT(Told(kSecond).dead, ElementsAre(Current(6)));
   // The last copies are reported while the order to release is on its way.
   Hold({Current(5), Current(6)});
-  EXPECT_THAT(Ids(Told(kSecond).committed), Not(Contains(Current(6))));
+  EXPECT_THAT(Told(kSecond).listed, Not(Contains(Current(6))));
   Hold({Current(5)});
   Acknowledge();
   EXPECT_EQ(Drop(6), Code::kOk);
-  EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(Current(6))) << "a rank may still be saving it";
+  EXPECT_THAT(Told(kSecond).dead, ElementsAre(Current(6))) << "a rank may still be saving it";
 }
 
 // The asking rank's node has just sealed the step, and the leader does not know it yet.
@@ -122,11 +122,11 @@ TEST_F(DropTest, AStepThatTheLeaderHasNotHeardOfIsDroppedIfTheRankHasSavedIt) {
   Commit({Current(5)});
   EXPECT_EQ(Drop(6), Code::kNotFound);
   EXPECT_EQ(Drop(6, true), Code::kDeadlineExceeded);
-  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(Current(6)));
+  EXPECT_THAT(Told(kFirst).dead, ElementsAre(Current(6)));
   Acknowledge();
   EXPECT_EQ(Drop(6, true), Code::kOk);
   Hold({Current(5), Current(6)});
-  EXPECT_THAT(Ids(Told(kSecond).committed), Not(Contains(Current(6))));
+  EXPECT_THAT(Told(kSecond).listed, Not(Contains(Current(6))));
 }
 
 TEST_F(DropTest, AnUncommittedStepIsDroppedOnlyWithAllNodesAndACommittedOne) {
@@ -140,7 +140,7 @@ TEST_F(DropTest, AnUncommittedStepIsDroppedOnlyWithAllNodesAndACommittedOne) {
   Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
   EXPECT_EQ(Drop(6), Code::kUnavailable);
   EXPECT_THAT(replies_[question_].message, HasSubstr("may know that it is committed"));
-  EXPECT_THAT(Ids(Told(kFirst).dead), IsEmpty());
+  EXPECT_THAT(Told(kFirst).dead, IsEmpty());
 }
 
 // It may have every shard of the step, and be heard by another leader first.
@@ -148,7 +148,7 @@ TEST_F(DropTest, ANodeThatLeavesAfterTheDecisionIsWaitedFor) {
   Commit({Current(5)});
   Hold({Current(5)}, {Own(Current(6), 0)});
   EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
-  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(Current(6)));
+  EXPECT_THAT(Told(kFirst).dead, ElementsAre(Current(6)));
   Members({kFirst});
   Tell(kFirst, {Marked(Own(Current(5), 0)), Marked(Replica(Current(5), 1))});
   Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
@@ -183,7 +183,7 @@ TEST_F(DropTest, WhereTheNewestCommittedStepIsLostADroppedOneStays) {
   const auto both = [](Step step, Rank rank) { return Marked(Own(Current(step), rank)); };
   Tell(kFirst, {both(5, 0), both(6, 0), both(7, 0)});
   Tell(kSecond, {both(5, 1), both(6, 1)});
-  EXPECT_EQ(Told(kFirst).release_before.id, Current(6));
+  EXPECT_EQ(Told(kFirst).release_before, Current(6));
   EXPECT_THAT(Kept(), ElementsAre(Current(6), Current(7)));
   Acknowledge();
   EXPECT_EQ(Drop(6), Code::kDeadlineExceeded);
@@ -207,7 +207,7 @@ TEST_F(DropTest, ANewLeaderHasNothingToRemember) {
   EXPECT_EQ(Drop(5), Code::kNotFound);
   // A member that was away returns with the dropped step, which is older than the newest one.
   Tell(kFirst, {Marked(Own(Current(5), 0)), Own(Current(6), 0), Replica(Current(6), 1)});
-  EXPECT_EQ(Told(kFirst).release_before.id, Current(6));
+  EXPECT_EQ(Told(kFirst).release_before, Current(6));
   EXPECT_EQ(Drop(5), Code::kDeadlineExceeded) << "it can be dropped again";
 }
 

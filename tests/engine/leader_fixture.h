@@ -53,19 +53,10 @@ inline CopyReport With(CopyReport copy, uint64_t content) {
   return copy;
 }
 
-inline std::vector<StepId> Ids(const std::vector<StepKey>& keys) {
-  std::vector<StepId> ids;
-  for (const StepKey& key : keys) ids.push_back(key.id);
-  return ids;
-}
-
 // Whether a member may release or evict its copies of the step after this announcement.
 inline bool MayGo(const LeaderState& state, const StepId& step) {
-  const std::vector<StepId> keep = Ids(state.keep);
-  if (std::find(keep.begin(), keep.end(), step) != keep.end()) return false;
-  const std::vector<StepId> evictable = Ids(state.evictable);
-  return step < state.release_before.id ||
-         std::find(evictable.begin(), evictable.end(), step) != evictable.end();
+  if (state.keep.contains(step)) return false;
+  return step < state.release_before || state.evictable.contains(step);
 }
 
 class LeaderTest : public ::testing::Test {

@@ -32,7 +32,7 @@ TEST_F(LeaderTest, APinThatNoRankHasBeenToldIsChosenAgain) {
   Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
   LatestReply latest;
   ASSERT_TRUE(Decode(replies_[question_].payload, latest));
-  EXPECT_EQ(latest.step.id, older);
+  EXPECT_EQ(latest.step, older);
 }
 
 // A node returns with a newer committed step before any rank was told the choice.
@@ -55,7 +55,7 @@ TEST_F(LeaderTest, ANewerCommittedStepThatReturnsBeforeARankIsToldIsChosenInstea
   for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
   LatestReply latest;
   ASSERT_TRUE(Decode(replies_[question_].payload, latest));
-  EXPECT_EQ(latest.step.id, newer);
+  EXPECT_EQ(latest.step, newer);
 }
 
 // A returning node may hold copies that no member knew of. Until it has reported its inventory, however long
@@ -74,8 +74,8 @@ TEST_F(LeaderTest, AReturningMemberIsToldNothingThatWasJudgedWithoutIt) {
   PassTime(1'000'000);
   EXPECT_THAT(announced_, IsEmpty());
   Tell(kSecond, {Own(old, 1), Replica(old, 0), Marked(Own(lost, 0)), Marked(Own(lost, 1))});
-  EXPECT_THAT(Ids(Told(kSecond).keep), Contains(lost));
-  EXPECT_THAT(Ids(Told(kSecond).committed), Contains(lost));
+  EXPECT_THAT(Told(kSecond).keep, Contains(lost));
+  EXPECT_THAT(Told(kSecond).listed, Contains(lost));
 }
 
 // An incarnation that has not chosen yet may have to restore the same step as its predecessor: what the
@@ -102,7 +102,7 @@ TEST_F(LeaderTest, WhatAnIncarnationRestoredStaysWhileTheNextHasNotChosen) {
   incarnation_ = Told(kFirst).incarnation;
   Tell(kFirst, {Own(restored, 0), Replica(restored, 1), Own(since, 0), Replica(since, 1)});
   Tell(kSecond, {Own(restored, 1), Own(since, 1), Replica(since, 0)});
-  EXPECT_THAT(Ids(Told(kFirst).committed), Contains(since));
+  EXPECT_THAT(Told(kFirst).listed, Contains(since));
   EXPECT_FALSE(MayGo(Told(kFirst), since));
 }
 
@@ -189,7 +189,7 @@ TEST_F(LeaderTest, APinThatAMemberNeverHeardOfIsChosenAgainByTheNextLeader) {
   EXPECT_EQ(Told(kFirst).incarnation.pin, older);
   LatestReply latest;
   ASSERT_TRUE(Decode(replies_[question_].payload, latest));
-  EXPECT_EQ(latest.step.id, older);
+  EXPECT_EQ(latest.step, older);
 }
 
 // Every member heard of the choice, so a rank may have been told and may have gone on from it.

@@ -18,8 +18,8 @@ TEST_F(LeaderTest, WhatAllRanksHaveCopiesOfIsCommittedAndKept) {
   Tell(kFirst, {Own(step, 0), Replica(step, 1)});
   EXPECT_FALSE(announced_.contains(kFirst)) << "announced before every member has spoken";
   Tell(kSecond, {Own(step, 1), Replica(step, 0)});
-  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
-  EXPECT_THAT(Ids(Told(kSecond).keep), ElementsAre(step));
+  EXPECT_THAT(Told(kFirst).listed, ElementsAre(step));
+  EXPECT_THAT(Told(kSecond).keep, ElementsAre(step));
 }
 
 // The next incarnation has a higher number than any known one, and no number is higher than the highest.
@@ -30,7 +30,7 @@ TEST_F(LeaderTest, AnIncarnationThatCannotBeIsNotCountedOnFrom) {
   Tell(kFirst, {Own(step, 0), Own(step, 1), Own(damaged, 0), Own(damaged, 1)});
   Tell(kSecond, {Replica(step, 0), Replica(step, 1), Replica(damaged, 0), Replica(damaged, 1)});
   EXPECT_EQ(Told(kFirst).incarnation.number, kCurrent);
-  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
+  EXPECT_THAT(Told(kFirst).listed, ElementsAre(step));
 }
 
 // Members may evict a step as soon as the leader announces it evictable. A copy reported afterwards must not
@@ -46,10 +46,10 @@ TEST_F(LeaderTest, AFormerStepThatMayGoIsCommittedByNoCopyThatComesLate) {
   ASSERT_TRUE(MayGo(Told(kFirst), newer));
   Tell(kFirst, {Own(restored, 0), Own(newer, 0), Own(newer, 1)});
   Tell(kSecond, {Own(restored, 1), Replica(newer, 0), Replica(newer, 1)});
-  EXPECT_THAT(Ids(Told(kFirst).committed), IsEmpty());
+  EXPECT_THAT(Told(kFirst).listed, IsEmpty());
   // Unless a copy is marked: a former leader, which knew more, may have told a rank.
   Tell(kFirst, {Own(restored, 0), Marked(Own(newer, 0)), Own(newer, 1)});
-  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(newer));
+  EXPECT_THAT(Told(kFirst).listed, ElementsAre(newer));
   EXPECT_FALSE(MayGo(Told(kFirst), newer));
 }
 
@@ -69,7 +69,7 @@ TEST_F(LeaderTest, AFormerStepNewerThanTheRestoredOneIsNotCommitted) {
   }
   Tell(kFirst, first);
   Tell(kSecond, second);
-  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(restored, older));
+  EXPECT_THAT(Told(kFirst).listed, ElementsAre(older, restored));
 }
 
 // Ranks are told of a commit, and older steps are released, only when every member has marked it. Then the
@@ -81,14 +81,14 @@ TEST_F(LeaderTest, ACommitIsToldAndReleasesOlderStepsWhenEveryMemberHasMarkedIt)
   Members({kFirst, kSecond});
   Tell(kFirst, {Own(older, 0), Replica(older, 1), Own(newer, 0), Replica(newer, 1)});
   Tell(kSecond, {Own(older, 1), Replica(older, 0), Own(newer, 1), Replica(newer, 0)});
-  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(newer, older));
-  EXPECT_THAT(Ids(Told(kFirst).marked), IsEmpty());
-  EXPECT_EQ(Told(kFirst).release_before.id, StepId());
+  EXPECT_THAT(Told(kFirst).listed, ElementsAre(older, newer));
+  EXPECT_THAT(Told(kFirst).told, IsEmpty());
+  EXPECT_EQ(Told(kFirst).release_before, StepId());
   Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
-  EXPECT_THAT(Ids(Told(kFirst).marked), IsEmpty());
+  EXPECT_THAT(Told(kFirst).told, IsEmpty());
   Send(kSecond, LeaderStateAck{Told(kSecond).sequence});
-  EXPECT_THAT(Ids(Told(kFirst).marked), ElementsAre(newer, older));
-  EXPECT_EQ(Told(kSecond).release_before.id, newer);
+  EXPECT_THAT(Told(kFirst).told, ElementsAre(older, newer));
+  EXPECT_EQ(Told(kSecond).release_before, newer);
 }
 
 // The leader that had the copies marked died before every member had done so. No rank was told, and by now
@@ -107,8 +107,8 @@ TEST_F(LeaderTest, AMarkedStepThatTheWorldHasLeftBehindIsKnownAndNotTold) {
   Tell(kFirst, first);
   Tell(kSecond, second);
   for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
-  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(left_behind, restored));
-  EXPECT_THAT(Ids(Told(kFirst).marked), ElementsAre(restored));
+  EXPECT_THAT(Told(kFirst).listed, ElementsAre(restored, left_behind));
+  EXPECT_THAT(Told(kFirst).told, ElementsAre(restored));
 }
 
 // More steps become committed at once than one announcement lists, after one step that was just listed.
@@ -128,7 +128,7 @@ TEST_F(LeaderTest, ACommitThatRanksAreNotToldOfReleasesNothing) {
   Tell(kFirst, first);
   Tell(kSecond, second);
   acknowledge();
-  ASSERT_THAT(Ids(Told(kFirst).marked), ElementsAre(StepId{kCurrent, 1}));
+  ASSERT_THAT(Told(kFirst).told, ElementsAre(StepId{kCurrent, 1}));
   save(2);
   Tell(kFirst, first);
   Tell(kSecond, second);
@@ -139,7 +139,7 @@ TEST_F(LeaderTest, ACommitThatRanksAreNotToldOfReleasesNothing) {
   for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{lists_the_second});
   EXPECT_FALSE(MayGo(Told(kFirst), {kCurrent, 1}));
   acknowledge();
-  EXPECT_THAT(Ids(Told(kFirst).marked), Contains(StepId{kCurrent, 40}));
+  EXPECT_THAT(Told(kFirst).told, Contains(StepId{kCurrent, 40}));
   EXPECT_TRUE(MayGo(Told(kFirst), {kCurrent, 1}));
 }
 
@@ -154,7 +154,7 @@ TEST_F(LeaderTest, OlderStepsAreReleasedForWantOfMemoryAlsoWhileInventoriesKeepC
     Tell(kFirst, {Own(older, 0), Own(newer, 0), Own({kCurrent, step}, 0)});
     PassTime(60'000);
   }
-  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
+  EXPECT_THAT(Told(kFirst).dead, ElementsAre(older));
 }
 
 // The time counts from the shortage. Before it nothing was saved, and so nothing replicated, for a longer
@@ -170,9 +170,9 @@ TEST_F(LeaderTest, OlderStepsAreReleasedOnlyWhenMemoryHasBeenShortForLong) {
   short_of_memory_ = true;
   Tell(kSecond, {Own(older, 1), Own(newer, 1)});
   PassTime(9'000'000);
-  EXPECT_THAT(Ids(Told(kFirst).dead), IsEmpty());
+  EXPECT_THAT(Told(kFirst).dead, IsEmpty());
   PassTime(2'000'000);
-  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
+  EXPECT_THAT(Told(kFirst).dead, ElementsAre(older));
 }
 
 // A member reports the shortage for a second after each refusal, and refusals may be further apart.
@@ -186,7 +186,7 @@ TEST_F(LeaderTest, AShortageWithGapsIsOne) {
     Tell(kSecond, {Own(older, 1), Own(newer, 1)});
     PassTime(1'000'000);
   }
-  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
+  EXPECT_THAT(Told(kFirst).dead, ElementsAre(older));
 }
 
 // A refused order ends at its timeout, and its target gets no other order for as long again. So refusals are
@@ -201,7 +201,7 @@ TEST_F(LeaderTest, RefusalsOfRepeatedOrdersAreOneShortage) {
     Tell(kSecond, {Own(older, 1), Own(newer, 1)});
     PassTime(1'000'000);
   }
-  EXPECT_THAT(Ids(Told(kFirst).dead), ElementsAre(older));
+  EXPECT_THAT(Told(kFirst).dead, ElementsAre(older));
 }
 
 // The node that is away may have what the rank saved before its daemon restarted.
@@ -216,12 +216,12 @@ TEST_F(LeaderTest, AStepThatARankMayHaveSavedInAnEarlierSessionIsHopelessOnlyWhe
   Members({kFirst, kSecond});
   Tell(kFirst, {}, {rank});
   Tell(kSecond, {Own(before, 1), Own(refused, 1)});
-  EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(refused));
+  EXPECT_THAT(Told(kSecond).dead, ElementsAre(refused));
   settings_.nodes = 3;
   Members({kFirst, kSecond});
   Tell(kFirst, {}, {rank});
   Tell(kSecond, {Own(before, 1), Own(refused, 1)});
-  EXPECT_THAT(Ids(Told(kSecond).dead), ElementsAre(before, refused));
+  EXPECT_THAT(Told(kSecond).dead, ElementsAre(before, refused));
 }
 
 // The uncommitted step cannot be completed and takes the room of a committed step's copy. If a node is away,
@@ -236,7 +236,7 @@ TEST_F(LeaderTest, WhatNobodyCanCompleteIsReleasedForTheCopiesOfACommittedStepWh
     Tell(kFirst, {Marked(Own(committed, 0)), Marked(Own(committed, 1))});
     Tell(kSecond, {Marked(Replica(committed, 0)), Own(incomplete, 1)});
     PassTime(11'000'000);
-    EXPECT_EQ(Ids(Told(kFirst).dead).size(), nodes == 3 ? 1u : 0u);
+    EXPECT_EQ(Told(kFirst).dead.size(), nodes == 3 ? 1u : 0u);
   }
 }
 
@@ -262,7 +262,7 @@ TEST_F(LeaderTest, TheNewestChoiceBarsAlsoUnderAnIncarnationThatWasBegunWithoutI
     if (!choice_first) tell_choice();
     EXPECT_EQ(Told(kFirst).incarnation.number, kCurrent);
     EXPECT_EQ(Told(kFirst).incarnation.pin, restored);
-    EXPECT_THAT(Ids(Told(kFirst).committed), IsEmpty());
+    EXPECT_THAT(Told(kFirst).listed, IsEmpty());
   }
 }
 
@@ -280,7 +280,7 @@ TEST_F(LeaderTest, UnderTheIncarnationAfterAForgottenOneNoStepFromBeforeIsCommit
   Tell(kSecond, {Own(before, 1), Replica(before, 0)});
   EXPECT_GT(Told(kFirst).incarnation.number, kCurrent);
   EXPECT_EQ(Told(kFirst).incarnation.pinned_by, kCurrent);
-  EXPECT_THAT(Ids(Told(kFirst).committed), IsEmpty());
+  EXPECT_THAT(Told(kFirst).listed, IsEmpty());
 }
 
 TEST_F(LeaderTest, AnIncarnationThatCannotBeIsIgnored) {
@@ -359,7 +359,7 @@ TEST_F(LeaderTest, DecidesNothingWithoutALease) {
   EXPECT_EQ(Join(kFirst, 0, "run6"), Code::kUnavailable);
   engine_->OnLease(now_, now_ + 1'000'000);
   Carry();
-  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
+  EXPECT_THAT(Told(kFirst).listed, ElementsAre(step));
   EXPECT_EQ(Join(kFirst, 0, "run6"), Code::kOk);
 }
 
@@ -374,7 +374,7 @@ TEST_F(LeaderTest, ANewLeaderDecidesNothingBeforeTheFormerOnesLeaseHasRunOut) {
   PassTime(499'999);
   EXPECT_THAT(announced_, IsEmpty());
   PassTime(1);
-  EXPECT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
+  EXPECT_THAT(Told(kFirst).listed, ElementsAre(step));
 }
 
 // It led, has missed the view in which another member led, and leads again. That one may have decided something.
@@ -407,7 +407,7 @@ TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
   CopyReport other = With(Own(step, 0), 2);
   other.seated = true;
   Tell(kSecond, {other, Own(step, 1)});
-  EXPECT_THAT(Ids(Told(kSecond).committed), IsEmpty());
+  EXPECT_THAT(Told(kSecond).listed, IsEmpty());
   const size_t ordered = drops_[kSecond];
   EXPECT_GT(ordered, 0u);
   // The orders are lost.
@@ -415,7 +415,7 @@ TEST_F(LeaderTest, AStepWithAnotherShardOfItsNameIsMarkedWhenThatHasGone) {
   EXPECT_GT(drops_[kSecond], ordered);
   EXPECT_EQ(drops_[kFirst], 0u);
   Tell(kSecond, {Own(step, 1)});
-  EXPECT_THAT(Ids(Told(kSecond).committed), ElementsAre(step));
+  EXPECT_THAT(Told(kSecond).listed, ElementsAre(step));
 }
 
 // The first announcement that listed the step did not reach the second member, and then the step is not
@@ -427,16 +427,16 @@ TEST_F(LeaderTest, AStepThatIsListedAgainIsToldWhenThatListIsAcknowledged) {
   Members({kFirst, kSecond});
   Tell(kFirst, first);
   Tell(kSecond, second);
-  ASSERT_THAT(Ids(Told(kFirst).committed), ElementsAre(step));
+  ASSERT_THAT(Told(kFirst).listed, ElementsAre(step));
   Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
   Tell(kSecond, {Own(step, 1), With(Replica(step, 0), 2)});
-  ASSERT_THAT(Ids(Told(kSecond).committed), IsEmpty());
+  ASSERT_THAT(Told(kSecond).listed, IsEmpty());
   for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
   Tell(kSecond, second);
-  ASSERT_THAT(Ids(Told(kSecond).committed), ElementsAre(step));
-  EXPECT_THAT(Ids(Told(kFirst).marked), IsEmpty());
+  ASSERT_THAT(Told(kSecond).listed, ElementsAre(step));
+  EXPECT_THAT(Told(kFirst).told, IsEmpty());
   for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
-  EXPECT_THAT(Ids(Told(kFirst).marked), ElementsAre(step));
+  EXPECT_THAT(Told(kFirst).told, ElementsAre(step));
 }
 
 // A member marks only copies that the leader has compared. A copy sealed after that is marked when the leader
@@ -517,13 +517,13 @@ TEST_F(LeaderTest, OrdersThatComeToNothingMakeWayForOthersAndGoElsewhere) {
   Tell(kFirst, {Marked(Own(older, 0)), Marked(Own(older, 1)), Marked(Own(newer, 0)), Marked(Own(newer, 1))});
   PassTime(1'000'000);
   ASSERT_EQ(orders_.size(), 2u);
-  EXPECT_EQ(StepOf(orders_[0].shard.id), newer);
+  EXPECT_EQ(StepOf(orders_[0].shard), newer);
   const NodeId full = orders_[0].target;
   ASSERT_EQ(orders_[1].target, full);
   PassTime(10'000'000);
   ASSERT_EQ(orders_.size(), 4u);
   for (const size_t later : {2, 3}) {
-    EXPECT_EQ(StepOf(orders_[later].shard.id), older);
+    EXPECT_EQ(StepOf(orders_[later].shard), older);
     EXPECT_NE(orders_[later].target, full);
   }
 }

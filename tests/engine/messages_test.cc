@@ -49,7 +49,7 @@ class LoneEngine : public ::testing::Test {
   }
 
   std::string Reserve(Epoch epoch, NodeId to) {
-    const ReplicaReserve reserve{{2, 1}, {{1, 1, 0}}, 2, kChunk};
+    const ReplicaReserve reserve{{2, 1}, {1, 1, 0}, 2, kChunk};
     return Encode(Envelope{epoch, 2, to, Kind::kReplicaReserve, Encode(reserve)});
   }
 
@@ -187,11 +187,11 @@ class LedEngine : public LoneEngine {
     LeaderState state;
     state.sequence = sequence;
     state.incarnation.number = incarnation;
-    if (evictable) state.evictable = {{{kOld, 1}}};
+    if (evictable) state.evictable = {{kOld, 1}};
     Hear(Kind::kLeaderState, Encode(state));
   }
   bool GrantsAReplicaOfTenChunks() {
-    Hear(Kind::kReplicaReserve, Encode(ReplicaReserve{{2, 1}, {{kNew, 1, 0}}, 10, kChunk}));
+    Hear(Kind::kReplicaReserve, Encode(ReplicaReserve{{2, 1}, {kNew, 1, 0}, 10, kChunk}));
     const bool granted = store_->chunks_free() < 8;
     EXPECT_EQ(granted, store_->Find({kOld, 1, 0}) == nullptr);
     return granted;

@@ -189,12 +189,12 @@ class PersistenceTest : public ::testing::Test {
   }
   std::vector<Step> Persisting() const {
     std::vector<Step> steps;
-    for (const StepKey& key : persistence_.persisting()) steps.push_back(key.id.step);
+    for (const StepId& id : persistence_.persisting()) steps.push_back(id.step);
     return steps;
   }
   std::string Why(Step step) const {
     for (const NotPersisted& note : persistence_.not_persisted())
-      if (note.step.id == StepId{kCurrent, step}) return note.why;
+      if (note.step == StepId{kCurrent, step}) return note.why;
     return "";
   }
 
@@ -437,7 +437,7 @@ TEST_F(PersistenceTest, AHolderWritesWhereTheOwnerIsGoneOrHasFailed) {
   orders = TakeOrders();
   ASSERT_THAT(orders, SizeIs(1));
   EXPECT_EQ(orders[0].first, 3u) << "the replica's node";
-  EXPECT_EQ(orders[0].second.shard.id.rank, 0u);
+  EXPECT_EQ(orders[0].second.shard.rank, 0u);
   Members({1, 2});
   persistence_.OnView();
   PassTime(2'000'000);  // the failed node is asked again
@@ -503,14 +503,14 @@ TEST_F(PersistenceTest, AStepThatMakesNoProgressMakesRoomForTheNext) {
 }
 
 TEST_F(PersistenceTest, WhatTheFormerLeaderHadBegunIsBegunAgain) {
-  persistence_.Learn({{{kCurrent, 7}}});
+  persistence_.Learn({{kCurrent, 7}});
   EXPECT_THAT(Persisting(), ElementsAre(7)) << "its copies stay until storage has been listed";
   Commit(7);
   Listed();
   persistence_.Judge(told_, incarnation_);
   Finish();
   EXPECT_TRUE(stored_.Has({kCurrent, 7}));
-  persistence_.Learn({{{kCurrent, 7}}});
+  persistence_.Learn({{kCurrent, 7}});
   EXPECT_THAT(Persisting(), IsEmpty()) << "an older inventory";
 }
 
@@ -786,7 +786,7 @@ TEST_F(PersistenceTest, AResultThatNobodyWaitsForAnyMoreStillCounts) {
   Answer(2, orders[0].second, Code::kUnavailable);
   EXPECT_THAT(TakeOrders(), IsEmpty()) << "nobody else can";
   for (const Rank rank : {0u, 1u}) {
-    orders[0].second.shard.id.rank = rank;
+    orders[0].second.shard.rank = rank;
     Answer(2, orders[0].second);
   }
   orders = TakeOrders();

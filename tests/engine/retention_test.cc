@@ -44,7 +44,7 @@ class RetentionTest : public ::testing::Test {
   void OneRank(const StepId& step) { held_[0].push_back(Copy(step, 0, Role::kOwn, false)); }
   RetentionPlan Plan() {
     for (NodeId node = 1; node <= 2; ++node) table_.Replace(node, {}, held_[node - 1]);
-    table_.Commit();
+    table_.Complete();
     return PlanRetention({table_, incarnation_, hopeless_, marked_, persisting_, settings_, may_choose_,
                           pin_told_, quarantined_, dropped_});
   }
@@ -54,7 +54,7 @@ class RetentionTest : public ::testing::Test {
   IncarnationState incarnation_;
   std::set<StepId> hopeless_;
   std::set<StepId> marked_;
-  std::vector<StepKey> persisting_;
+  std::set<StepId> persisting_;
   JobSettings settings_{1, 2, 2};
   bool may_choose_ = true;
   bool pin_told_ = true;
@@ -93,7 +93,7 @@ TEST_F(RetentionTest, ACommitThatNotEveryMemberHasMarkedReleasesNothing) {
 // Its copies are being written to storage, even if newer steps are committed meanwhile.
 TEST_F(RetentionTest, ACommittedStepThatIsBeingPersistedIsKept) {
   for (Step step = 1; step <= 4; ++step) Whole({kCurrent, step});
-  persisting_ = {{{kCurrent, 1}}, {{kCurrent, 9}}};
+  persisting_ = {{kCurrent, 1}, {kCurrent, 9}};
   const RetentionPlan plan = Plan();
   EXPECT_THAT(plan.keep, ElementsAre(StepId{kCurrent, 1}, StepId{kCurrent, 3}, StepId{kCurrent, 4}));
   EXPECT_THAT(plan.released, ElementsAre(StepId{kCurrent, 2}));
@@ -194,7 +194,7 @@ TEST_F(RetentionTest, ADroppedStepStaysWhileItIsPersistedOrRestoredFrom) {
   for (const StepId& step : steps) Whole(step);
   dropped_ = {steps[0], steps[1]};
   incarnation_.pin = steps[0];
-  persisting_ = {{steps[1]}};
+  persisting_ = {steps[1]};
   EXPECT_EQ(Plan().keep, std::set<StepId>(steps.begin(), steps.end()));
 }
 

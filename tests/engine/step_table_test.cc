@@ -26,14 +26,14 @@ CopyReport Copy(Rank rank, Role role = Role::kOwn, std::vector<uint32_t> bad = {
 TEST(StepTable, AStepIsCommittedWhenTheLastRankHasItsCopies) {
   StepTable table;
   table.Replace(1, {}, {Copy(0), Copy(1, Role::kReplica)});
-  EXPECT_THAT(table.Commit(), IsEmpty());
+  EXPECT_THAT(table.Complete(), IsEmpty());
   EXPECT_TRUE(table.Find(kStep)->producible());  // one copy of each shard is enough to restore …
-  EXPECT_FALSE(table.Find(kStep)->committed);    // … but not to survive a loss
+  EXPECT_FALSE(table.Find(kStep)->complete);     // … but not to survive a loss
   table.Replace(2, {}, {Copy(1)});
-  EXPECT_THAT(table.Commit(), IsEmpty());
+  EXPECT_THAT(table.Complete(), IsEmpty());
   table.Replace(3, {}, {Copy(0, Role::kReplica)});
-  EXPECT_THAT(table.Commit(), ElementsAre(kStep));
-  EXPECT_TRUE(table.Find(kStep)->committed);
+  EXPECT_THAT(table.Complete(), ElementsAre(kStep));
+  EXPECT_TRUE(table.Find(kStep)->complete);
 }
 
 // A cache copy may be dropped at any time.
@@ -41,14 +41,14 @@ TEST(StepTable, ACacheServesReadsAndCountsForNothing) {
   StepTable table;
   table.Replace(1, {}, {Copy(0), Copy(1)});
   table.Replace(2, {}, {Copy(0, Role::kCache), Copy(1, Role::kReplica)});
-  EXPECT_THAT(table.Commit(), IsEmpty());
+  EXPECT_THAT(table.Complete(), IsEmpty());
   EXPECT_EQ(table.Find(kStep)->ranks[0].good, 1u);
   table.Replace(1, {Copy(0), Copy(1)}, {});
   EXPECT_TRUE(table.Find(kStep)->producible());
   table.Replace(1, {}, {Copy(0), Copy(1)});
   table.Replace(2, {Copy(0, Role::kCache), Copy(1, Role::kReplica)},
                 {Copy(0, Role::kReplica), Copy(1, Role::kReplica)});
-  EXPECT_THAT(table.Commit(), ElementsAre(kStep));
+  EXPECT_THAT(table.Complete(), ElementsAre(kStep));
 }
 
 CopyReport With(CopyReport copy, uint64_t content) {
@@ -61,11 +61,11 @@ TEST(StepTable, CopiesWithOtherBytesDoNotCountForEachOther) {
   StepTable table;
   table.Replace(1, {}, {With(Copy(0), 1), Copy(1)});
   table.Replace(2, {}, {With(Copy(0), 2), Copy(1, Role::kReplica)});
-  EXPECT_THAT(table.Commit(), IsEmpty());
+  EXPECT_THAT(table.Complete(), IsEmpty());
   EXPECT_THAT(table.contested(), ElementsAre(ShardId{kStep.incarnation, kStep.step, 0}));
   table.Replace(3, {}, {With(Copy(0, Role::kReplica), 1)});
   EXPECT_EQ(table.Find(kStep)->ranks[0].content, 1u);
-  EXPECT_THAT(table.Commit(), ElementsAre(kStep));
+  EXPECT_THAT(table.Complete(), ElementsAre(kStep));
 }
 
 TEST(StepTable, TheCopyWhereTheRankIsOpenCountsUntilTheCommit) {
@@ -78,7 +78,7 @@ TEST(StepTable, TheCopyWhereTheRankIsOpenCountsUntilTheCommit) {
   EXPECT_EQ(table.Find(kStep)->ranks[0].content, 2u);
   table.Replace(3, {seated, Copy(1, Role::kReplica)}, {Copy(1, Role::kReplica)});
   EXPECT_EQ(table.Find(kStep)->ranks[0].content, 1u);
-  EXPECT_THAT(table.Commit(), ElementsAre(kStep));
+  EXPECT_THAT(table.Complete(), ElementsAre(kStep));
   table.Replace(3, {Copy(1, Role::kReplica)}, {seated, Copy(1, Role::kReplica)});
   EXPECT_EQ(table.Find(kStep)->ranks[0].content, 1u) << "a committed shard has changed";
 }
@@ -102,16 +102,16 @@ TEST(StepTable, AFormerStepNewerThanWhatTheWorldRestoredIsNotCommitted) {
   table.Replace(1, {}, {Copy(0), Copy(1)});
   table.Replace(2, {}, {Copy(0, Role::kReplica), Copy(1, Role::kReplica)});
   table.Bar(kStep.incarnation + 1, {kStep.incarnation, kStep.step - 1});
-  EXPECT_THAT(table.Commit(), IsEmpty());
+  EXPECT_THAT(table.Complete(), IsEmpty());
   table.Bar(kStep.incarnation + 1, kStep);
-  EXPECT_THAT(table.Commit(), ElementsAre(kStep));
+  EXPECT_THAT(table.Complete(), ElementsAre(kStep));
 }
 
 TEST(StepTable, TwoCopiesOnOneNodeWouldNotCount) {
   StepTable table;
   table.Replace(1, {}, {Copy(0), Copy(1)});
   table.Replace(1, {Copy(0), Copy(1)}, {Copy(0), Copy(1)});
-  EXPECT_THAT(table.Commit(), IsEmpty());
+  EXPECT_THAT(table.Complete(), IsEmpty());
   EXPECT_EQ(table.Find(kStep)->ranks[0].good, 1u);
 }
 
@@ -142,11 +142,11 @@ TEST(StepTable, TheJudgementIsTheSameInWhateverOrderInventoriesCome) {
   StepTable other;
   other.Replace(1, {}, {Copy(0), Copy(1, Role::kReplica)});
   other.Replace(2, {}, {Copy(1), Copy(0, Role::kReplica)});
-  one.Commit();
-  other.Commit();
+  one.Complete();
+  other.Complete();
   EXPECT_EQ(one.Find(kStep)->ranks_replicated, other.Find(kStep)->ranks_replicated);
-  EXPECT_TRUE(one.Find(kStep)->committed);
-  EXPECT_TRUE(other.Find(kStep)->committed);
+  EXPECT_TRUE(one.Find(kStep)->complete);
+  EXPECT_TRUE(other.Find(kStep)->complete);
 }
 
 TEST(StepTable, ACommittedStepStaysCommittedByItsMarksWhenCopiesAreLost) {
@@ -154,9 +154,8 @@ TEST(StepTable, ACommittedStepStaysCommittedByItsMarksWhenCopiesAreLost) {
   CopyReport marked = Copy(0);
   marked.committed = true;
   table.Replace(1, {}, {marked});
-  EXPECT_TRUE(table.Find(kStep)->committed);
-  EXPECT_FALSE(
-      table.Find(kStep)->producible());  // rank 1's shard is nowhere: not offered as latest
+  EXPECT_TRUE(table.Find(kStep)->complete);
+  EXPECT_FALSE(table.Find(kStep)->producible());  // rank 1's shard is nowhere: not offered as latest
 }
 
 TEST(StepTable, AStepThatIsReleasedIsNotCommittedByLateCopiesOnlyByAMark) {
@@ -164,12 +163,12 @@ TEST(StepTable, AStepThatIsReleasedIsNotCommittedByLateCopiesOnlyByAMark) {
   table.Replace(1, {}, {Copy(0), Copy(1)});
   table.Release(kStep);
   table.Replace(2, {}, {Copy(0, Role::kReplica), Copy(1, Role::kReplica)});
-  EXPECT_THAT(table.Commit(), IsEmpty());
-  EXPECT_FALSE(table.Find(kStep)->committed);
+  EXPECT_THAT(table.Complete(), IsEmpty());
+  EXPECT_FALSE(table.Find(kStep)->complete);
   CopyReport marked = Copy(0, Role::kReplica);
   marked.committed = true;  // by a leader whose announcement has not arrived here
   table.Replace(3, {}, {marked});
-  EXPECT_TRUE(table.Find(kStep)->committed);
+  EXPECT_TRUE(table.Find(kStep)->complete);
   EXPECT_FALSE(table.Find(kStep)->released);
 }
 
@@ -178,8 +177,8 @@ TEST(StepTable, AStepThatMayBeEvictedIsNotCommittedByLateCopiesAndIsStillOffered
   table.Replace(1, {}, {Copy(0), Copy(1)});
   table.AllowEviction(kStep);
   table.Replace(2, {}, {Copy(0, Role::kReplica), Copy(1, Role::kReplica)});
-  EXPECT_THAT(table.Commit(), IsEmpty());
-  EXPECT_FALSE(table.Find(kStep)->committed);
+  EXPECT_THAT(table.Complete(), IsEmpty());
+  EXPECT_FALSE(table.Find(kStep)->complete);
   EXPECT_TRUE(table.Find(kStep)->producible());
   EXPECT_FALSE(table.Find(kStep)->released);
 }

@@ -20,6 +20,7 @@
 #include <concepts>
 #include <cstdint>
 #include <cstring>
+#include <set>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -92,6 +93,11 @@ class FromBytes {
     for (int i = 0; i < count % 16 && !done(); ++i) Get(values.emplace_back());
   }
   template <typename T>
+  void Get(std::set<T>& values) {
+    const std::vector<T> elements = Get<std::vector<T>>();
+    values = std::set<T>(elements.begin(), elements.end());
+  }
+  template <typename T>
   T Get() {
     T value{};
     Get(value);
@@ -140,6 +146,10 @@ class ToBytes {
     Byte(count);
     for (size_t i = 0; i < count; ++i) Put(values[i]);
     return *this;
+  }
+  template <typename T>
+  ToBytes& Put(const std::set<T>& values) {
+    return Put(std::vector<T>(values.begin(), values.end()));
   }
   ToBytes& Byte(size_t byte) {
     out_.push_back(static_cast<char>(byte));
