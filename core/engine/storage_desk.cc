@@ -20,7 +20,14 @@ void StorageDesk::Do(RemoteWork work, Done done, Stalled stalled) {
   task.done = std::move(done);
   task.stalled = std::move(stalled);
   if (lane->tasks.size() == 1) return RunFirst(lane);
-  if (lane->stalls && task.stalled) Stalled(task.stalled)();
+  const Stalled also = lane->stalls ? task.stalled : Stalled();
+  // Of the works on the lock only the newest one counts. Storage that hangs for days must not queue them all.
+  if (lane->tasks.size() > (lane == &locks_ ? 2 : kQueuedReadsMax)) {
+    const Done overtaken = std::move(lane->tasks[1].done);
+    lane->tasks.erase(lane->tasks.begin() + 1);
+    overtaken(Error(Code::kUnavailable, "storage hangs, and a newer request has taken this one's place"), {});
+  }
+  if (also) also();
 }
 
 void StorageDesk::Run(RemoteWork work, Done done, Stalled stalled) {
@@ -58,7 +65,17 @@ void StorageDesk::OnView(const View& before) {
   for (Lane* lane : {&locks_, &reads_})
     if (!lane->tasks.empty())
       lane->tasks.erase(lane->tasks.begin() + 1, lane->tasks.end());  // nobody waits for them any more
+  newest_lock_ = 0;
+  held_ = held_ || !locks_.tasks.empty();  // a request that is running may still take it
   LetGo();
+}
+
+// Messages overtake each other. The leader has given up a request for the lock before it orders the next work on it.
+bool StorageDesk::IsOvertaken(const StorageOrder& order) {
+  if (LaneOf(order.work) != &locks_ || orders_.contains(order.number)) return false;
+  if (order.number < newest_lock_) return true;
+  newest_lock_ = order.number;
+  return false;
 }
 
 void StorageDesk::OnOrder(NodeId from, const StorageOrder& order) {
@@ -67,6 +84,13 @@ void StorageDesk::OnOrder(NodeId from, const StorageOrder& order) {
   orders_.erase(orders_.begin(), orders_.lower_bound(oldest_));
   for (auto at = orders_.begin(); orders_.size() > kAnswersMax && at != orders_.end();)
     at = at->second ? orders_.erase(at) : std::next(at);
+  // Without a lease nobody would tell this node to release it again.
+  if (std::holds_alternative<HoldStorage>(order.work) && !context_.has_lease()) return;
+  if (IsOvertaken(order)) {
+    if (std::holds_alternative<ReleaseStorage>(order.work))
+      context_.Send(from, StorageResult{order.number, false, Code::kOk, "", {}});
+    return;
+  }
   const auto [known, fresh] = orders_.try_emplace(order.number);
   if (!fresh) {
     if (known->second) context_.Send(from, *known->second);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A node's part in the leader's work on storage: it does what the leader orders (storage_keeper.h), and answers. The
-// lock of storage is taken and released here, one work at a time: if a release overtook the request before it, storage
-// would be held for ever. A node whose leader has changed, or that has lost its lease, releases it by itself, because it
+// lock of storage is taken and released here, one work at a time and in the leader's order: if a release overtook the
+// request before it, storage would be held for ever. A node whose leader has changed, or that has lost its lease, releases it by itself, because it
 // may still reach storage when nobody can tell it to.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORAGE_DESK_H_
@@ -33,6 +33,8 @@ class StorageDesk {
  private:
   // A work whose answer is lost and not kept any more is done again.
   static constexpr size_t kAnswersMax = 64;
+  // Works that read. More of them are only waiting if storage hangs; then the oldest one fails.
+  static constexpr size_t kQueuedReadsMax = 16;
 
   struct Task {
     RemoteWork work;
@@ -47,6 +49,7 @@ class StorageDesk {
   void Run(RemoteWork work, Done done, Stalled stalled);
   void RunFirst(Lane* lane);
   void LetGo();
+  bool IsOvertaken(const StorageOrder& order);
   void Answer(uint64_t number, bool stalled, const Status& status, const StorageDone& done);
 
   Context& context_;
@@ -57,7 +60,8 @@ class StorageDesk {
   // The leader's orders. Those without an answer are running.
   std::map<uint64_t, std::optional<StorageResult>> orders_;
   uint64_t oldest_ = 0;
-  uint64_t generation_ = 0;  // of leaders: answers to an earlier one are not sent
+  uint64_t newest_lock_ = 0;  // the number of the newest order for the lock
+  uint64_t generation_ = 0;   // of leaders: answers to an earlier one are not sent
 };
 
 }  // namespace ropeteam::engine
