@@ -162,6 +162,11 @@ void Persistence::BeginRun(const Candidate& candidate) {
   Confirm();
 }
 
+// Another caller's request may have lost the hold since the last answer. An order without a proof asks for none.
+bool Persistence::MayOrder() const {
+  return run_->held && (context_.protocol < kStorageOrdersSince || !hold_.proof().empty());
+}
+
 void Persistence::Confirm() {
   ROPETEAM_CHECK(run_ && !run_->confirming);
   run_->confirm_at = context_.now;
@@ -311,7 +316,7 @@ void Persistence::GiveOrders() {
 
 void Persistence::GiveOrdersTo(NodeId node) {
   const auto waiting = run_->waiting.find(node);
-  if (waiting == run_->waiting.end() || !run_->held) return;
+  if (waiting == run_->waiting.end() || !MayOrder()) return;
   std::deque<Rank>& ranks = waiting->second;
   std::set<Rank>& ordered = run_->ordered[node];
   while (ordered.size() < kOrdersPerNodeMax && !ranks.empty()) {
@@ -457,30 +462,35 @@ void Persistence::PutManifest() {
   run_->writing_manifest = true;
   keeper_.Start(
       WriteManifest{step},
-      [this, step, generation = generation_](const Status& status, const StorageDone&) {
-        if (generation == generation_) OnManifest(step->id, step, status);
+      [this, id = step->id, generation = generation_](const Status& status, const StorageDone&) {
+        if (generation == generation_) OnManifest(id, status);
       },
-      [this, number = run_->number] {
-        if (!run_ || run_->number != number) return;
+      [this, id = step->id, generation = generation_] {
+        if (generation != generation_ || !run_ || run_->step.id != id || !run_->writing_manifest) return;
         HaveTrouble("writing its manifest has made no progress for a minute");
         keeper_.PassOn(std::string(run_->trouble));
       });
 }
 
-void Persistence::OnManifest(const StepId& id, const std::shared_ptr<const StoredStep>& step,
-                             const Status& status) {
+void Persistence::OnManifest(const StepId& id, const Status& status) {
   if (!run_ || run_->step.id != id || !run_->writing_manifest) return;
   run_->writing_manifest = false;
   if (status.ok()) {
     LOG_INFO("%s is persisted", id.ToString().c_str());
     trouble_.clear();
-    stored_.Add(step);
+    stored_.Add(id);
+    // A node that was left alone has just seen the store. Later it may have deleted the step that it knew it by.
+    if (context_.stored_with_others != StepId()) context_.stored_with_others = id;
     Prune();
     return EndRun();
   }
   if (status.code() == Code::kAlreadyExists) return Abandon("its manifest was refused: " + status.message());
   HaveTrouble("its manifest: " + status.ToString());
-  if (WordOf(status.code()) == StoredWord::kNotHere) {
+  const bool missing = WordOf(status.code()) == StoredWord::kNotHere;
+  // Perhaps it is this node that does not see the files. kUnavailable: it no longer holds storage.
+  if (missing ? run_->attempt != 0 : status.code() != Code::kUnavailable)
+    keeper_.PassOn(std::string(run_->trouble));
+  if (missing) {
     // Writing everything again costs, so the pauses grow also if each attempt makes progress.
     const uint32_t doubled = std::min(run_->attempt++, 5u);
     run_->manifest_at = context_.now + std::min(kRetryUs << doubled, kRetryMaxUs);
@@ -540,7 +550,7 @@ void Persistence::RepeatOrders() {
   for (auto& [rank, order] : run_->orders) {
     if (order.given_at + kOrderStalledUs <= context_.now) {
       stalled.insert(order.node);
-    } else if (order.again_at <= context_.now && run_->held) {
+    } else if (order.again_at <= context_.now && MayOrder()) {
       SendOrder(rank, &order);
     } else {
       run_->orders_due = std::min(run_->orders_due, order.again_at);

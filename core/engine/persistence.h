@@ -177,6 +177,7 @@ class Persistence {
   std::string RunTrouble() const;
   void EndRun();
   void Confirm();
+  bool MayOrder() const;
   void OnConfirmed(const Status& status);
   void BeginWaiting();
   void Abandon(const std::string& why);
@@ -196,7 +197,7 @@ class Persistence {
   TimeUs RetryAfter() const;
   void AssignNames();
   void PutManifest();
-  void OnManifest(const StepId& id, const std::shared_ptr<const StoredStep>& step, const Status& status);
+  void OnManifest(const StepId& id, const Status& status);
   void LookAtHomeless();
   void Prune();  // after a step was persisted
   void StartPruning(uint64_t keep);

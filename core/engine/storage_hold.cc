@@ -27,8 +27,9 @@ void StorageHold::OnHeld(const Status& status, const StorageDone& done) {
   trouble_.clear();
   if (status.ok()) {
     const auto* proof = std::get_if<StorageProof>(&done.result);
-    if (proof == nullptr || proof->text == proof_) return Answer(OkStatus());
-    return FindWitness(proof->text);
+    if (proof == nullptr || proof->text.empty())
+      return Answer(Error(Code::kUnavailable, "storage is held without a proof"));
+    return proof->text == proof_ ? Answer(OkStatus()) : FindWitness(proof->text);
   }
   const bool by_lock = status.code() == Code::kUnavailable || status.code() == Code::kAlreadyExists;
   if (!by_lock) keeper_.PassOn(status.ToString());
@@ -38,14 +39,7 @@ void StorageHold::OnHeld(const Status& status, const StorageDone& done) {
 void StorageHold::FindWitness(const std::string& proof) {
   std::vector<NodeId> nodes = keeper_.nodes();
   nodes.erase(nodes.begin());
-  if (nodes.empty() && !needs_no_witness_())
-    return Answer(Error(Code::kUnavailable,
-                        "this node is alone, and lists no step that others know of: no other node can say "
-                        "whether this is the job's store"));
-  if (nodes.empty()) {
-    proof_ = proof;
-    return Answer(OkStatus());
-  }
+  if (nodes.empty()) return LookAlone(proof);
   std::rotate(nodes.begin(), nodes.begin() + static_cast<ptrdiff_t>(witnesses_failed_ % nodes.size()),
               nodes.end());
   nodes.resize(std::min(nodes.size(), kWitnessesMax));
@@ -55,11 +49,7 @@ void StorageHold::FindWitness(const std::string& proof) {
     if (request != request_ || !asking_) return;
     if (keeper != keeper_.keeper())
       return Answer(Error(Code::kUnavailable, "storage has got another keeper"));
-    if (status.ok()) {
-      proof_ = proof;
-      witnesses_failed_ = 0;
-      return Answer(OkStatus());
-    }
+    if (status.ok()) return Count(proof);
     ++witnesses_failed_;
     if (--*left != 0) return;
     const std::string why = "no other node sees the lock that it has taken there: " + status.ToString();
@@ -75,6 +65,30 @@ void StorageHold::FindWitness(const std::string& proof) {
         node, ProveStorage{proof}, [once](const Status& status, const StorageDone&) { once(status); },
         [once] { once(Error(Code::kUnavailable, "it makes no progress for a minute")); });
   }
+}
+
+// What a list of steps says may be of a node that has left. So the step is read.
+void StorageHold::LookAlone(const std::string& proof) {
+  const std::optional<StepId> step = step_to_see_();
+  if (step == StepId()) return Count(proof);
+  const auto answer = [this](const std::string& why) {
+    Answer(Error(Code::kUnavailable,
+                 "this node is alone%s: no other node can say whether this is the job's store", why.c_str()));
+  };
+  if (!step) return answer(", and no step is known to others");
+  keeper_.Start(ReadStored{*step},
+                [this, answer, proof, request = request_](const Status& status, const StorageDone&) {
+                  if (request != request_ || !asking_) return;
+                  const StoredWord word = WordOf(status.code());
+                  if (word == StoredWord::kGood || word == StoredWord::kBad) return Count(proof);
+                  answer(", and does not see a step that others have seen (" + status.ToString() + ")");
+                });
+}
+
+void StorageHold::Count(const std::string& proof) {
+  proof_ = proof;
+  witnesses_failed_ = 0;
+  Answer(OkStatus());
 }
 
 void StorageHold::Answer(const Status& status) {

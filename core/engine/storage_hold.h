@@ -6,13 +6,14 @@
 //
 // A hold counts only once another member has read the lock: a keeper that sees another directory in the place of the
 // store, an unmounted one perhaps, holds nothing. The lock's proof goes with each order to write (PersistOrder), so
-// each writer reads it, too. A node that is left alone sees the store if it lists a step there that was announced to
+// each writer reads it, too. A node that is left alone sees the store if it reads a step there that was announced to
 // several nodes. Otherwise it waits for another node.
 
 #ifndef ROPETEAM_CORE_ENGINE_STORAGE_HOLD_H_
 #define ROPETEAM_CORE_ENGINE_STORAGE_HOLD_H_
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,15 +24,16 @@ namespace ropeteam::engine {
 
 class StorageHold {
  public:
-  // `needs_no_witness`: the only member of a view may hold storage.
-  StorageHold(StorageKeeper* keeper, std::function<bool()> needs_no_witness)
-      : keeper_(*keeper), needs_no_witness_(std::move(needs_no_witness)) {}
+  // `step_to_see`: what the keeper must read if no other member can be asked; {0, 0}: nothing; nullopt: it may not hold
+  // storage alone.
+  StorageHold(StorageKeeper* keeper, std::function<std::optional<StepId>()> step_to_see)
+      : keeper_(*keeper), step_to_see_(std::move(step_to_see)) {}
 
   // kOk: the keeper holds storage now. kUnavailable: ask again later. kAlreadyExists: another node has it and is alive.
   // After any other failure, the next member is the keeper.
   using Then = std::function<void(const Status&)>;
-  // Call this before every write or deletion: a hold may be lost at any time. Callers share one answer while a request
-  // to the driver is open.
+  // Call this before every write or deletion: a hold may be lost at any time. Callers share one answer until a witness
+  // has answered.
   void Confirm(Then then);
   void Begin();  // to lead, or no longer: each node lets go of storage by itself
   // This node has lost its lease. Waiting callers get no answer.
@@ -47,10 +49,12 @@ class StorageHold {
 
   void OnHeld(const Status& status, const StorageDone& done);
   void FindWitness(const std::string& proof);
+  void LookAlone(const std::string& proof);
+  void Count(const std::string& proof);  // the hold counts
   void Answer(const Status& status);
 
   StorageKeeper& keeper_;
-  const std::function<bool()> needs_no_witness_;
+  const std::function<std::optional<StepId>()> step_to_see_;
   bool asking_ = false;
   bool asked_ = false;    // requested since the last release: storage may be held
   uint64_t order_ = 0;    // of the request

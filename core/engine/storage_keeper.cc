@@ -25,8 +25,8 @@ void StorageKeeper::Begin() {
 }
 
 void StorageKeeper::OnView() {
+  if (!context_.Contains(keeper_) || context_.protocol < kStorageOrdersSince) keeper_ = context_.config.self;
   Fail("the node has left", [this](const Open& open) { return !context_.Contains(open.node); });
-  if (!context_.Contains(keeper_)) keeper_ = context_.config.self;
   // Messages of the previous epoch are lost.
   for (auto& [number, open] : open_)
     if (open.node != context_.config.self) open.again_at = context_.now;

@@ -38,7 +38,7 @@ class PersistenceTest : public ::testing::Test {
         works_(&context_),
         desk_(&context_, &works_),
         keeper_(&context_, &desk_),
-        hold_(&keeper_, [] { return true; }),
+        hold_(&keeper_, [] { return StepId(); }),
         stored_(&context_, &keeper_, &incarnation_),
         roster_(&context_),
         policy_(&context_),
@@ -115,8 +115,28 @@ class PersistenceTest : public ::testing::Test {
       const uint64_t tag = context_.out.storage.back().tag;
       context_.out.storage.pop_back();
       ++holds_;
-      works_.OnDone(tag, *hold_says_, {});
+      Hold(tag, *hold_says_);
     }
+  }
+  // The request for the lock is answered, and the other members see the lock.
+  void Hold(uint64_t tag, const Status& status = OkStatus()) {
+    StorageDone done;
+    if (status.ok()) done.result = StorageProof{"1:token"};
+    std::vector<SendMessage> others = std::exchange(context_.out.messages, {});
+    works_.OnDone(tag, status, done);
+    for (const SendMessage& message : std::exchange(context_.out.messages, {})) {
+      Envelope envelope;
+      StorageOrder order;
+      EXPECT_TRUE(Decode(message.envelope, envelope));
+      if (envelope.kind != Kind::kStorageOrder) {
+        others.push_back(message);
+      } else if (Decode(envelope.payload, order, context_.protocol) &&
+                 std::holds_alternative<ProveStorage>(order.work)) {
+        keeper_.OnResult(message.to, {order.number, false, Code::kOk, "", {}});
+      }
+    }
+    others.insert(others.end(), context_.out.messages.begin(), context_.out.messages.end());
+    context_.out.messages = std::move(others);
   }
   // Takes the one other work that storage has to do for the leader.
   StartStorage TakeWork() {
@@ -601,7 +621,7 @@ TEST_F(PersistenceTest, AHoldThatHangsIsTrouble) {
   PassTime(1);
   EXPECT_THAT(persistence_.trouble(),
               AllOf(HasSubstr("step 10 incarnation"), HasSubstr("hold of storage has made no progress")));
-  works_.OnDone(tag, OkStatus(), {});
+  Hold(tag);
   EXPECT_EQ(persistence_.trouble(), "") << "it is being written";
 }
 
@@ -632,7 +652,7 @@ TEST_F(PersistenceTest, AHoldThatComesLateIsNoLongerTrouble) {
   works_.OnStalled(hold);
   PassTime(61'000'000);
   EXPECT_THAT(persistence_.trouble(), HasSubstr("hold of storage has made no progress"));
-  works_.OnDone(hold, OkStatus(), {});
+  Hold(hold);
   EXPECT_EQ(persistence_.trouble(), "") << "the manifest is being written";
   Commit(20);
   PassTime(1'000'000);
@@ -724,17 +744,18 @@ TEST_F(PersistenceTest, AReleaseNeverOvertakesTheRequestBeforeIt) {
   int answers = 0;
   hold_.Confirm([&](const Status&) { ++answers; });
   const uint64_t first = TakeWork().tag;
-  hold_.Release();                                       // it stops leading,
-  hold_.Confirm([&](const Status&) { answers += 10; });  // and leads again
+  hold_.Release();  // it stops leading,
   EXPECT_THAT(context_.out.storage, IsEmpty());
   works_.OnDone(first, OkStatus(), {});
   StartStorage work = TakeWork();
   EXPECT_NE(std::get_if<ReleaseStorage>(&work.work), nullptr);
   EXPECT_EQ(answers, 0);
+  hold_.Confirm([&](const Status&) { answers += 10; });  // and leads again
+  EXPECT_THAT(context_.out.storage, IsEmpty());
   works_.OnDone(work.tag, OkStatus(), {});
   work = TakeWork();
   EXPECT_NE(std::get_if<HoldStorage>(&work.work), nullptr);
-  works_.OnDone(work.tag, OkStatus(), {});
+  Hold(work.tag);
   EXPECT_EQ(answers, 10);
 }
 
