@@ -40,6 +40,7 @@ void Leader::Begin() {
   progress_at_ = context_.now;
   short_since_ = short_seen_ = 0;
   mark_again_ = false;
+  quarantined_for_.clear();
   state_ = LeaderState();
   sequence_ = 0;
   next_restore_ = context_.now + kRestoreEveryUs;
@@ -188,7 +189,9 @@ void Leader::OnPersistResult(NodeId from, const PersistResult& result) {
 }
 
 void Leader::OnStoredRead(NodeId from, const StoredRead& read) {
-  if (Find(from) != nullptr) damage_.OnRead(from, read);
+  if (Find(from) == nullptr) return;
+  damage_.OnRead(from, read);
+  if (read.code == Code::kOk && context_.protocol >= kStorageOrdersSince) NoteRestored(StepOf(read.shard));
 }
 
 void Leader::OnStorageResult(NodeId from, const StorageResult& result) {

@@ -59,7 +59,7 @@ class Leader {
         roster_(context),
         latest_(context, &table_, &incarnations_, &stored_, &restores_, &roster_),
         redundancy_(context, &table_),
-        hold_(&keeper_, [this] { return StoreNeedsNoWitness(); }),
+        hold_(&keeper_, [this] { return StepToSee(); }),
         damage_(context, &keeper_, &hold_, &stored_),
         policy_(context),
         persistence_(
@@ -184,8 +184,9 @@ class Leader {
   // failed, so another node is to read it.
   Status OfferStored(NodeId asker, bool stalled, LocateReply* reply);
   uint32_t WorldSizeOf(const StepId& id);
-  bool StoreNeedsNoWitness() const;
-  std::vector<StepId> ReadOnStorage();  // steps that are being restored or read
+  void NoteRestored(const StepId& id);
+  std::optional<StepId> StepToSee() const;  // of StorageHold
+  std::vector<StepId> ReadOnStorage();      // steps that are being restored or read
   StepReport Describe(const StepId& id, const StepTable::StepState& step) const;
   void NoteRestores(const StepId& id, StepReport* report) const;
 
@@ -199,6 +200,7 @@ class Leader {
   TimeUs short_seen_ = 0;   // the last time that a member was short
   // By announcement: how many members have acknowledged it and no newer one.
   std::map<uint64_t, size_t> acked_;
+  std::map<std::pair<NodeId, uint64_t>, StepId> quarantined_for_;  // by question, the step that was meant
   StepTable table_;
   Incarnations incarnations_;
   StorageKeeper keeper_;

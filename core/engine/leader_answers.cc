@@ -159,11 +159,11 @@ uint32_t Leader::WorldSizeOf(const StepId& id) {
 }
 
 // In a job of one node nobody can say more. Members of an older version cannot be asked.
-bool Leader::StoreNeedsNoWitness() const {
-  if (context_.view.members.size() > 1) return true;
-  const StepId& known = context_.stored_with_others;
-  if (known != StepId()) return stored_.Has(known);
-  return context_.view.settings.nodes <= 1 && !context_.had_others;
+std::optional<StepId> Leader::StepToSee() const {
+  if (context_.view.members.size() > 1) return StepId();
+  if (context_.stored_with_others != StepId()) return context_.stored_with_others;
+  const bool alone = context_.view.settings.nodes <= 1 && !context_.had_others;
+  return alone ? std::optional(StepId()) : std::nullopt;
 }
 
 std::vector<StepId> Leader::ReadOnStorage() {
@@ -230,14 +230,16 @@ Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
   return OkStatus();
 }
 
+// The program gets the bytes of this step. One that cannot be read yet is not to blame for how the incarnation ends.
+void Leader::NoteRestored(const StepId& id) {
+  const IncarnationState& incarnation = incarnations_.current();
+  if (incarnation.has_pin() && id == incarnation.pin && may_decide())
+    restores_.OnRestored(id, incarnation.number);
+}
+
 void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& locate) {
   Result<StepId> id = latest_.ResolveStep(locate);
   if (!id.ok()) return Reply(from, number, id.status());
-  // A rank opens the shard. A fetching node gives the shard's incarnation, and an operator has none.
-  const IncarnationState& incarnation = incarnations_.current();
-  if (locate.exact == 0 && locate.incarnation != 0 && locate.incarnation == incarnation.number &&
-      incarnation.has_pin() && *id == incarnation.pin && may_decide())
-    restores_.OnRestored(*id, incarnation.number);
   LocateReply reply;
   reply.shard = {id->incarnation, id->step, locate.rank};
   const StepTable::StepState* step = table_.Find(*id);
@@ -255,6 +257,10 @@ void Leader::AnswerLocate(NodeId from, uint64_t number, const LocateQuestion& lo
       good = good || copy.good();
     }
   }
+  // A rank opens the shard. A fetching node gives the shard's incarnation, and an operator has none.
+  if (good && locate.exact == 0 && locate.incarnation != 0 &&
+      locate.incarnation == incarnations_.current().number)
+    NoteRestored(*id);
   // A node with a stalled read waits for a good copy made by another node.
   const bool from_storage = reply.holders.empty() || (locate.from_storage && !(locate.stalled && good));
   const Status stored = from_storage ? OfferStored(from, locate.stalled, &reply) : OkStatus();
@@ -378,8 +384,12 @@ Result<StepId> Leader::StepToQuarantine(const QuarantineQuestion& quarantine) co
 void Leader::AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQuestion& quarantine) {
   const Status spoken = RequireProtocol(context_, kRestoresSince, "a quarantine");
   if (!spoken.ok()) return Reply(from, number, spoken);
-  const Result<StepId> step = StepToQuarantine(quarantine);
+  // If the answer is lost, the question comes again when a newer step of this number may be committed.
+  const auto known = quarantined_for_.find({from, number});
+  const Result<StepId> step = known == quarantined_for_.end() ? StepToQuarantine(quarantine) : known->second;
   if (!step.ok()) return Reply(from, number, step.status());
+  if (quarantined_for_.size() >= kRestoreNotesMax) quarantined_for_.erase(quarantined_for_.begin());
+  quarantined_for_[{from, number}] = *step;
   restores_.Set(*step, !quarantine.undo);
   // Every node must have recorded it, so that a later leader has it. Until then the asker repeats the question.
   if (restores_durable_.Recorded(restores_.version(), acked_by_all()))

@@ -550,5 +550,33 @@ TEST_F(LeaderTest, ACopyIsOrderedFromANodeThatReachesItsTarget) {
   EXPECT_THAT(targets, ElementsAre(kLeader, kSecond + 1));
 }
 
+// Its answer was lost. Meanwhile a newer incarnation has committed a step of the same number.
+TEST_F(LeaderTest, AQuarantineThatIsAskedForAgainMeansTheSameStep) {
+  const StepId older{kCurrent - 1, 7};
+  const StepId newer{kCurrent, 7};
+  const auto hold = [this](const std::vector<StepId>& steps) {
+    std::vector<CopyReport> first;
+    std::vector<CopyReport> second;
+    for (const StepId& step : steps) {
+      first.insert(first.end(), {Marked(Own(step, 0)), Marked(Replica(step, 1))});
+      second.insert(second.end(), {Marked(Replica(step, 0)), Marked(Own(step, 1))});
+    }
+    Tell(kFirst, first);
+    Tell(kSecond, second);
+    for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
+  };
+  Members({kFirst, kSecond});
+  hold({older});
+  const Question question{++question_, Question::Topic::kQuarantine, Encode(QuarantineQuestion{7, false})};
+  Send(kFirst, question);
+  for (const NodeId node : {kFirst, kSecond}) Send(node, LeaderStateAck{Told(node).sequence});
+  hold({newer, older});
+  Send(kFirst, question);
+  ASSERT_TRUE(replies_.contains(question_));
+  std::vector<StepId> quarantined;
+  for (const RestoreNote& note : Told(kFirst).restores) quarantined.push_back(note.step);
+  EXPECT_THAT(quarantined, ElementsAre(older));
+}
+
 }  // namespace
 }  // namespace ropeteam
