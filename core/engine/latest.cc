@@ -2,6 +2,7 @@
 #include "core/engine/latest.h"
 
 #include <optional>
+#include <utility>
 
 #include "core/base/check.h"
 #include "core/base/log.h"
@@ -56,34 +57,45 @@ bool Latest::KnowsRestores(const StepId& id) {
 Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& floor, const StepId& before,
                                                    Of of) {
   StepId end = before;
+  const bool in_memory = floor && Producible(*floor);  // or else it only bounds the search
   if (!stored_.known()) {
     stored_.Hurry();
     if (waits_since_ == 0) waits_since_ = context_.now;
-    const bool other = floor || NewestInMemory(Of::kAll);
+    const bool other = in_memory || NewestInMemory(Of::kAll);
     if (other && waits_since_ + kStorageWaitUs <= context_.now) return std::optional<StepId>();
     return Error(Code::kUnavailable, "%s; storage may have a newer step", stored_.WhyUnknown().c_str());
   }
   while (const std::optional<StepId> newest = stored_.NewestBefore(end)) {
     // The job has steps of its own in memory, so it does not begin from another job's steps.
     if (floor && (!(*floor < *newest) || stored_.IsOfSource(*newest))) break;
+    // A step that is given up need not be readable.
+    const RestoreNote* note = restores_.Find(*newest);
+    const bool given_up = note != nullptr && note->by_hand && stored_.CannotBeRead(*newest);
+    if (given_up || (of == Of::kOffered && restores_.Holds(*newest))) {
+      end = *newest;
+      continue;
+    }
     if (const std::shared_ptr<const StoredStep> manifest = stored_.Manifest(*newest)) {
-      manifest_waits_since_ = 0;
       if (!stored_.IsOfSource(*newest)) restores_.LearnStored(manifest->restored);
       if (of == Of::kAll || !restores_.Holds(*newest)) return newest;
       end = *newest;
       continue;
     }
     if (!stored_.Has(*newest)) continue;  // damaged: try the next older one
-    if (manifest_waits_since_ == 0) manifest_waits_since_ = context_.now;
-    if (floor && manifest_waits_since_ + context_.view.settings.wait_for_missing_us <= context_.now) {
-      LOG_WARNING("%s on storage is newer than %s, and cannot be read: it goes on without",
-                  newest->ToString().c_str(), floor->ToString().c_str());
-      return std::optional<StepId>();
-    }
+    if (in_memory && GivesUpManifest(*newest, *floor)) return std::optional<StepId>();
     return Error(Code::kUnavailable, "the manifest of %s on storage is being read%s",
                  newest->ToString().c_str(), stored_.Because().c_str());
   }
   return std::optional<StepId>();
+}
+
+bool Latest::GivesUpManifest(const StepId& id, const StepId& older) {
+  if (manifest_.step != id) manifest_ = {id, context_.now, false};
+  if (context_.now < manifest_.since + context_.view.settings.wait_for_missing_us) return false;
+  if (!std::exchange(manifest_.given_up, true))
+    LOG_WARNING("%s on storage is newer than %s, and cannot be read: it goes on without",
+                id.ToString().c_str(), older.ToString().c_str());
+  return true;
 }
 
 Result<std::optional<StepId>> Latest::NewestBefore(const StepId& end, Of of) {

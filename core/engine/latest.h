@@ -36,7 +36,10 @@ class Latest {
     OnListAgain();
   }
   // A new listing of storage has begun.
-  void OnListAgain() { waits_since_ = note_waits_since_ = manifest_waits_since_ = 0; }
+  void OnListAgain() {
+    waits_since_ = note_waits_since_ = 0;
+    manifest_ = {};
+  }
   // `asking`: the incarnation of the asking rank, which is the current one; 0: an operator asks. The first rank that
   // asks fixes the choice for its whole incarnation, unless the incarnation has a step of its own. As long as no rank
   // was told, the choice is made again in two cases: the step cannot be produced, or a newer committed step can be
@@ -104,6 +107,8 @@ class Latest {
   Status NothingGood() const;  // kCorrupt
   // Reads a step's restore count from storage, also for a step in memory. False: the count is not read yet.
   bool KnowsRestores(const StepId& id);
+  // The step's manifest cannot be read, and memory has an older step: whether the job has waited long enough.
+  bool GivesUpManifest(const StepId& id, const StepId& older);
 
   const Context& context_;
   const StepTable& table_;
@@ -113,7 +118,12 @@ class Latest {
   const Roster& roster_;
   TimeUs waits_since_ = 0;  // waiting for the listing since then; 0: no question has come yet
   TimeUs note_waits_since_ = 0;
-  TimeUs manifest_waits_since_ = 0;  // for one that is newer than what memory has
+  struct Awaited {  // a manifest that cannot be read
+    StepId step;
+    TimeUs since = 0;
+    bool given_up = false;
+  };
+  Awaited manifest_;
   Questions waiting_;
   TimeUs missing_since_ = 0;  // a choice waits for missing nodes since then; 0: it does not
   Incarnation chosen_for_ = 0;

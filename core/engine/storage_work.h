@@ -48,7 +48,7 @@ enum class StoredWord : uint8_t {
 constexpr StoredWord WordOf(Code code) {
   if (code == Code::kOk) return StoredWord::kGood;
   if (code == Code::kNotFound) return StoredWord::kNotHere;
-  const bool bad = code == Code::kCorrupt || code == Code::kUnsupported || code == Code::kInvalidArgument;
+  const bool bad = code == Code::kCorrupt || code == Code::kUnsupported;
   return bad ? StoredWord::kBad : StoredWord::kUnreadable;
 }
 
@@ -103,8 +103,8 @@ struct NameFiles {
   std::vector<uint32_t> crcs;
 };
 // Writes the shard's files; all are durable when it is done. Files whose names are in `taken` go into a folder of the
-// rank. Existing files are used or replaced. kNotFound: `proof` is not there (ProveStorage). kCorrupt: the chunks in StorageDone::bad do not
-// match their checksum. → StoredRank
+// rank. Existing files are used or replaced. kNotFound: `proof` is not there (ProveStorage). kCorrupt: the chunks in
+// StorageDone::bad do not match their checksum. → StoredRank
 struct WriteShard {
   NameFiles shard;
   std::vector<std::string> taken;
@@ -121,7 +121,7 @@ struct WriteManifest {
   }
 };
 // Reads these chunks of a rank's shard into `extents`, where the i-th chunk is the shard's chunk i. After success the
-// bytes match the files' checksums. kCorrupt, kNotFound: the files are damaged. → LoadedChunks
+// bytes match the files' checksums. kCorrupt: the files are damaged. kNotFound: there is no such step. → LoadedChunks
 struct LoadChunks {
   ShardId shard;
   uint64_t stream_bytes = 0;

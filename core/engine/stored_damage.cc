@@ -22,9 +22,9 @@ void StoredDamage::OnHoldReleased() {
 bool StoredDamage::Proven(const Case& found) const {
   const auto& members = context_.view.members;
   return found.bad.size() >= 2 ||
-         (!found.bad.empty() && std::all_of(members.begin(), members.end(), [&](const Member& member) {
-           return found.bad.contains(member.name) || found.not_here.contains(member.name);
-         }));
+         (found.bad_loads >= 2 && std::all_of(members.begin(), members.end(), [&](const Member& member) {
+            return found.bad.contains(member.name) || found.not_here.contains(member.name);
+          }));
 }
 
 void StoredDamage::OnRead(NodeId from, const StoredRead& read) {
@@ -44,6 +44,7 @@ void StoredDamage::OnRead(NodeId from, const StoredRead& read) {
   }
   if (known == cases_.end() && cases_.size() >= kCasesMax) cases_.erase(cases_.begin());
   Case& found = cases_[shard];
+  if (word == StoredWord::kBad && found.bad_loads++ == 0) found.not_here.clear();  // it may be there by now
   (word == StoredWord::kBad ? found.bad : found.not_here).insert(context_.NameOf(from));
   if (!Proven(found)) return;
   stored_.MarkDamaged(id, read.why);
@@ -58,10 +59,12 @@ void StoredDamage::Mark(const StepId& id, Marking* marking) {
     const auto at = markings_.find(id);
     if (generation != generation_ || at == markings_.end()) return;
     if (!held.ok()) return OnMarked(id, held);
-    keeper_.Start(MarkStored{id, at->second.why},
-                  [this, id, generation](const Status& status, const StorageDone&) {
-                    if (generation == generation_) OnMarked(id, status);
-                  });
+    keeper_.Start(
+        MarkStored{id, at->second.why},
+        [this, id, generation](const Status& status, const StorageDone&) {
+          if (generation == generation_) OnMarked(id, status);
+        },
+        [this] { keeper_.PassOn("a mark of a damaged step has made no progress for a minute"); });
   });
 }
 

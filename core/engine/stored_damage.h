@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Judges damage inside a shard on storage, which is found when the shard is loaded. One node's word may come from its bad
-// memory: another node loads the shard then (Leader::OfferStored), and two words prove it, or one where no other node
-// sees the step. A good load ends the case. The leader passes a damaged step over (StoredSteps), and it is marked on
+// memory: another node loads the shard then (Leader::OfferStored). Two nodes prove it; or two loads of one, where no
+// other node sees the step. A good load ends the case. The leader passes a damaged step over (StoredSteps), and it is marked on
 // storage, so that a later cluster passes it over at once.
 //
 // If marking fails for good, the next read finds the damage again.
@@ -42,6 +42,7 @@ class StoredDamage {
   struct Case {
     std::set<std::string> bad;
     std::set<std::string> not_here;
+    size_t bad_loads = 0;
   };
   struct Marking {
     std::string why;

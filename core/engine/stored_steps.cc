@@ -10,7 +10,6 @@
 namespace ropeteam::engine {
 
 void StoredSteps::Begin() {
-  begun_ = true;
   was_known_ = false;
   incarnation_max_ = source_incarnation_max_ = 0;
   has_own_ = false;
@@ -115,8 +114,8 @@ void StoredSteps::Decide() {
                                             ? " has not listed it"
                                             : ": " + lister->second.trouble);
   }
-  // Without memory, nobody knows of the nodes that are not here yet, nor what they see.
-  if (others.empty() && !has_own_ && !was_known_ &&
+  // Nobody remembers anything, and nobody knows what the nodes see that are not here yet.
+  if (others.empty() && !has_own_ && !was_known_ && current_.number == 0 &&
       context_.view.members.size() < context_.view.settings.nodes)
     others = std::to_string(context_.view.settings.nodes - context_.view.members.size()) +
              " nodes are not here yet";
@@ -196,18 +195,20 @@ std::shared_ptr<const StoredStep> StoredSteps::Manifest(const StepId& id) {
   return at->second.manifest;
 }
 
-// The keeper first, then the member that has listed it, then others, other ones in each round.
+bool StoredSteps::CannotBeRead(const StepId& id) const {
+  const auto at = steps_.find(id);
+  return at != steps_.end() && at->second.manifest == nullptr && at->second.again.after > kAgainUs;
+}
+
+// The keeper first, then the member that has listed it, then the others.
 NodeId StoredSteps::ReaderOf(const Entry& entry) const {
+  if (entry.said.size() >= entry.said_before + kReadersMax) return kNoNode;
   std::vector<NodeId> nodes = keeper_.nodes();
-  if (nodes.size() > 1)
-    std::rotate(nodes.begin() + 1,
-                nodes.begin() + 1 + static_cast<ptrdiff_t>(entry.rounds * kReadersMax % (nodes.size() - 1)),
-                nodes.end());
   const auto lister = std::find(nodes.begin(), nodes.end(), entry.lister);
   if (lister != nodes.begin() && lister != nodes.end()) std::rotate(nodes.begin() + 1, lister, lister + 1);
-  for (size_t i = 0; i < std::min(nodes.size(), kReadersMax); ++i)
-    if (!entry.said.contains(nodes[i])) return nodes[i];
-  return kNoNode;
+  const auto reader =
+      std::find_if(nodes.begin(), nodes.end(), [&entry](NodeId node) { return !entry.said.contains(node); });
+  return reader == nodes.end() ? kNoNode : *reader;
 }
 
 void StoredSteps::ReadManifest(const StepId& id) {
@@ -238,7 +239,10 @@ void StoredSteps::OnRead(const StepId& id, NodeId node, const Status& read, cons
       LOG_WARNING("%s on storage is good when %s reads it: the memory of %s may be bad",
                   id.ToString().c_str(), context_.NameOf(node).c_str(), entry.bad.begin()->c_str());
     entry.said.clear();
+    entry.said_before = 0;
     entry.bad.clear();
+    entry.bad_before = false;
+    entry.unseen_since = 0;
     entry.again = Pause();
     if (known_) trouble_.clear();
     entry.manifest = std::make_shared<const StoredStep>(*step);
@@ -252,26 +256,37 @@ void StoredSteps::OnRead(const StepId& id, NodeId node, const Status& read, cons
   ReadManifest(id);
 }
 
-// Every member of this round has tried.
+// Every member has said that it is not here. If the one that has listed it has left, it may come back.
+bool StoredSteps::IsGone(Entry* entry) const {
+  if (entry->unseen_since == 0) entry->unseen_since = context_.now;
+  const TimeUs wait = context_.Contains(entry->lister) ? kGoneUs : context_.view.settings.wait_for_missing_us;
+  return entry->unseen_since + wait <= context_.now;
+}
+
 void StoredSteps::EndRound(const StepId& id) {
   Entry& entry = steps_.at(id);
-  const auto all = [&entry](StoredWord word, StoredWord other) {
-    return std::all_of(entry.said.begin(), entry.said.end(),
-                       [&](const auto& said) { return said.second == word || said.second == other; });
-  };
-  if (entry.said.contains(entry.lister) || !context_.Contains(entry.lister)) {
-    if (all(StoredWord::kNotHere, StoredWord::kNotHere)) {
+  entry.said_before = entry.said.size();
+  if (ReaderOf(entry) == kNoNode) {  // all members have spoken
+    const auto all = [&entry](StoredWord word, StoredWord other) {
+      return std::all_of(entry.said.begin(), entry.said.end(),
+                         [&](const auto& said) { return said.second == word || said.second == other; });
+    };
+    if (!all(StoredWord::kNotHere, StoredWord::kNotHere)) {
+      entry.unseen_since = 0;
+      const bool bad = all(StoredWord::kBad, StoredWord::kNotHere);
+      if (bad && entry.bad_before) return MarkDamaged(id, trouble_);
+      entry.bad_before = bad;
+    } else if (IsGone(&entry)) {
       LOG_WARNING("%s is not on storage any more: %s", id.ToString().c_str(), trouble_.c_str());
       steps_.erase(id);
       return;
     }
-    if (all(StoredWord::kBad, StoredWord::kNotHere)) return MarkDamaged(id, trouble_);
+    entry.said.clear();
+    entry.said_before = 0;
   }
   if (entry.again.after == kAgainUs)
     LOG_WARNING("the manifest of %s on storage cannot be read, trying again: %s", id.ToString().c_str(),
                 trouble_.c_str());
-  entry.said.clear();
-  ++entry.rounds;
   entry.again.Fail(context_.now);
 }
 
@@ -284,9 +299,9 @@ void StoredSteps::ForgetOldManifests() {
   for (size_t i = 0; i + kManifestsMax < held.size(); ++i) steps_.at(held[i].second).manifest = nullptr;
 }
 
-void StoredSteps::Add(std::shared_ptr<const StoredStep> step) {
-  incarnation_max_ = std::max(incarnation_max_, step->id.incarnation);
-  Entry& entry = steps_[step->id] = Entry();
+void StoredSteps::Add(const StepId& id) {
+  incarnation_max_ = std::max(incarnation_max_, id.incarnation);
+  Entry& entry = steps_[id] = Entry();
   entry.lister = keeper_.keeper();
   has_own_ = true;
   ++version_;
@@ -319,7 +334,7 @@ void StoredSteps::OnTimer() {
              {});
     }
   }
-  if (!begun_ || !used() || known_) return;
+  if (!used() || known_ || generation_ == 0) return;
   for (const NodeId node : keeper_.nodes()) {
     Lister& lister = listers_[node];
     if (!lister.listed && !lister.running && lister.again.at <= context_.now) List(node, &lister);
@@ -330,7 +345,7 @@ void StoredSteps::OnTimer() {
 TimeUs StoredSteps::NextTimer() const {
   TimeUs due = kNever;
   for (const auto& [id, until] : reading_) due = std::min(due, until);
-  if (!begun_ || !used() || known_) return due;
+  if (!used() || known_ || generation_ == 0) return due;
   due = std::min(due, DecidesAt());
   for (const NodeId node : keeper_.nodes()) {
     const auto lister = listers_.find(node);

@@ -4,11 +4,12 @@
 // see another directory in the place of the store, or nothing, or hang; what one of them has seen counts. Steps that this
 // leader persists are added. A manifest is read when its step is needed, by one member after the other until one can.
 //
-//     what nodes say of a step (StoredWord)               then
-//     two say bad, or one, and the others do not see it   it is passed over from then on
+//     what the members say of a step (StoredWord)         then
+//     two say bad, or one twice, and no other sees it     it is passed over from then on
 //     one says that it is bad                             another one reads it; if that is good, so is the step
 //     unreadable                                          they read it again, for ever
-//     none sees it, nor the one that has listed it        it is gone
+//     none sees it for a while, nor the one that has      it is gone
+//     listed it
 //
 // A job may begin from another job's steps (JobSettings::restore_from). Those steps are also listed as long as the job
 // has none of its own on storage. Their incarnations are the other job's, and that job may go on counting. Steps with
@@ -71,13 +72,16 @@ class StoredSteps {
   // Null: the manifest is not there, is damaged, or is being read; see Has().
   std::shared_ptr<const StoredStep> Manifest(const StepId& id);
 
+  // No member could read its manifest so far.
+  bool CannotBeRead(const StepId& id) const;
+
   // Another leader may have persisted steps since: under another coordinator, or by a late request.
   void ListAgain();
   // A question waits for the listing: retries soon.
   void Hurry();
 
-  void Add(std::shared_ptr<const StoredStep> step);  // a step that was just persisted
-  void Remove(const std::vector<StepId>& steps);     // deleted steps
+  void Add(const StepId& id);                     // a step that was just persisted
+  void Remove(const std::vector<StepId>& steps);  // deleted steps
   // It is proven.
   void MarkDamaged(const StepId& id, const std::string& why);
 
@@ -94,10 +98,12 @@ class StoredSteps {
   static constexpr TimeUs kOthersUs = 2'000'000;
   // One manifest is restored from; others may be looked at. A manifest of 131,072 ranks takes 3 MiB without its files.
   static constexpr size_t kManifestsMax = 3;
+  // A step that no member sees is gone after this time. A mount may be made again.
+  static constexpr TimeUs kGoneUs = 5'000'000;
   // A member that has not read a manifest for this time is given up for this round; what it says later counts if it is
   // good. A manifest takes milliseconds, and a hung mount is reported only after a minute.
   static constexpr TimeUs kReadUs = 5'000'000;
-  // The members that try to read a manifest before a pause. The next round has others.
+  // The members that try to read a manifest before a pause. The next ones follow after it.
   static constexpr size_t kReadersMax = 8;
 
   struct Pause {
@@ -120,9 +126,11 @@ class StoredSteps {
     bool of_source = false;
     NodeId lister = kNoNode;            // that has listed it, or the keeper that has written it
     NodeId reader = kNoNode;            // that is reading it
-    std::map<NodeId, StoredWord> said;  // in this round
+    std::map<NodeId, StoredWord> said;  // until every member has spoken
+    size_t said_before = 0;             // the last pause
     std::set<std::string> bad;          // names of nodes that found it bad, since it was good
-    size_t rounds = 0;
+    bool bad_before = false;            // all who saw it had found it bad already when all had spoken before
+    TimeUs unseen_since = 0;            // no member sees it; 0: one did
     Pause again;
     std::shared_ptr<const StoredStep> manifest;
     uint64_t used_at = 0;  // compared with use_
@@ -135,17 +143,17 @@ class StoredSteps {
   void Learn(NodeId node, const StoredList& list);
   void Decide();  // whether storage is known now
   TimeUs DecidesAt() const;
-  NodeId ReaderOf(const Entry& entry) const;  // kNoNode: the round is over
+  NodeId ReaderOf(const Entry& entry) const;  // kNoNode: there is a pause, or every member has spoken
   void ReadManifest(const StepId& id);
   void OnRead(const StepId& id, NodeId node, const Status& status, const StorageDone& done);
   void EndRound(const StepId& id);
+  bool IsGone(Entry* entry) const;
   void ForgetOldManifests();
 
   Context& context_;
   StorageKeeper& keeper_;
   const IncarnationState& current_;
   uint64_t generation_ = 0;  // of leadership and listings: results of an earlier one are ignored
-  bool begun_ = false;
   bool known_ = false;
   bool was_known_ = false;  // since this node leads
   std::map<NodeId, Lister> listers_;
