@@ -143,7 +143,8 @@ void Restores::Store(const RestoreNote& note) {
                status.ToString().c_str());
     };
     if (!held.ok()) return ended(held, {});
-    keeper_.Start(NoteStored{note}, ended);
+    keeper_.Start(NoteStored{note}, ended,
+                  [this] { keeper_.PassOn("a restore count has made no progress for a minute"); });
   });
 }
 

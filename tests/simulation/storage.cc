@@ -345,8 +345,9 @@ Status SimStorage::EffectOn(const JobPtr& job) {
   } else if (std::get_if<ReleaseStorage>(&work) != nullptr) {
     if (hold_.instance == job->instance) hold_ = Hold();
   } else if (const auto* manifest = std::get_if<WriteManifest>(&work)) {
-    const Status held = CheckHold(*job);
-    return held.ok() ? WriteTheManifest(*manifest->step) : held;
+    ROPETEAM_RETURN_IF_ERROR(CheckHold(*job));
+    if (refuses_manifests_.contains(job->host)) return Error(Code::kNoSpace, "the disk is full");
+    return WriteTheManifest(*manifest->step);
   } else if (const auto* prune = std::get_if<PruneStored>(&work)) {
     const Status held = CheckHold(*job);
     if (!held.ok()) return held;

@@ -91,6 +91,8 @@ class SimStorage {
   void Hang(size_t host) { hung_.insert(host); }
   void GoOn(size_t host);
   void HangPrunes(bool hang) { prunes_hang_ = hang; }
+  // This host may write everything but manifests.
+  void RefuseManifests(size_t host) { refuses_manifests_.insert(host); }
   // Files that are written are gone at once.
   void LoseWrites(bool lose) { loses_writes_ = lose; }
   uint64_t listings() const { return listings_; }  // number of those that were begun
@@ -252,6 +254,7 @@ class SimStorage {
   std::set<size_t> hung_;
   bool prunes_hang_ = false;
   bool loses_writes_ = false;
+  std::set<size_t> refuses_manifests_;
   uint64_t claims_ = 0;
   std::vector<JobPtr> hanging_;
   uint64_t listings_ = 0;

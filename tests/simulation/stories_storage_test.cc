@@ -418,7 +418,9 @@ TEST_F(StorageStory, AManifestThatCannotBeReadIsWaitedFor) {
 }
 
 // No node can read a file. The ranks are started again and again.
+// Nor do the launches that could not read it count as restores of it.
 TEST_F(StorageStory, AFileThatCannotBeReadIsWaitedFor) {
+  options_.restores_max = 3;
   StartStored(3);
   StartWorld(1);
   SavePersisted(1, 1);

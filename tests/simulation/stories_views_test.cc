@@ -155,6 +155,79 @@ TEST_F(ViewsStory, ANodeThatIsLeftAloneDoesNotPersistToWhereNobodyElseLooks) {
   EXPECT_TRUE(Wait(1, 1, 0, Level::kPersisted).ok());
 }
 
+// It knows steps that it had read before its mount was lost.
+TEST_F(ViewsStory, ANodeThatIsLeftAloneDoesNotBelieveAnOldList) {
+  StartStored(2, 0);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  ASSERT_TRUE(Persist(0, 1).ok());
+  AwaitPersisted(1, 1);
+  SaveEverywhere(1, 2);
+  storage().Unmount(0, later());
+  LoseHost(1);
+  ASSERT_TRUE(Until([&] { return cluster_->host(0).view.members.size() == 1; }));
+  ASSERT_TRUE(Persist(0, 2).ok());
+  EXPECT_EQ(Wait(1, 2, 0, Level::kPersisted).code(), Code::kDeadlineExceeded);
+  storage().Heal();
+  ASSERT_TRUE(Until([&] { return storage().Has(StepIn(1, 2)); }, 60 * kSecond)) << Trouble();
+}
+
+// All its rules allow only the newest step, so it deletes the one that others had seen.
+TEST_F(ViewsStory, ANodeThatIsLeftAlonePersistsOneStepAfterTheOther) {
+  options_.storage.keep = 1;
+  StartStored(2, 0);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  ASSERT_TRUE(Persist(0, 1).ok());
+  AwaitPersisted(1, 1);
+  for (const Step step : {2, 3}) SaveEverywhere(1, step);
+  LoseHost(1);
+  ASSERT_TRUE(Until([&] { return cluster_->host(0).view.members.size() == 1; }));
+  for (const Step step : {2, 3}) {
+    ASSERT_TRUE(Persist(0, step).ok());
+    ASSERT_TRUE(Until([&] { return storage().Has(StepIn(1, step)); }, 60 * kSecond)) << Trouble();
+    cluster_->RunFor(10 * kSecond);
+  }
+}
+
+// A manifest that nobody can read: an operator gives its step up.
+TEST_F(ViewsStory, AStepThatCannotBeReadIsGivenUpByHand) {
+  LoseAllAfterTwoSteps([&] { storage().FailReads(StepIn(1, 2)); });
+  StartWorld(2);
+  EXPECT_EQ(AskLatest(2, 0, 10 * kSecond).code(), Code::kDeadlineExceeded);
+  cluster_->checker().SetQuarantined(StepIn(1, 2), true);
+  ASSERT_TRUE(Quarantine(2).ok());
+  ASSERT_TRUE(Until([&] { return AskLatest(2, 0, 5 * kSecond).ok(); }, 60 * kSecond)) << Trouble();
+  RestoreEverywhere(2, 1);
+}
+
+// The only mount is made again while the step to restore is being looked for.
+TEST_F(ViewsStory, AMountThatIsMadeAgainIsWaitedFor) {
+  LoseAllAfterTwoSteps([&] {
+    for (const size_t host : {1, 2}) storage().Unmount(host, later());
+  });
+  StartWorld(2);  // the steps are listed now
+  storage().Unmount(0, cluster_->now() + 2 * kSecond);
+  ASSERT_TRUE(Until(
+      [&] {
+        const Status status = AskLatest(2, 0, 5 * kSecond);
+        EXPECT_NE(status.code(), Code::kNotFound) << status.ToString();
+        return status.ok();
+      },
+      60 * kSecond))
+      << Trouble();
+  EXPECT_EQ(LatestStep(2, 1), 2u);
+}
+
+// The keeper may write everything but the manifest.
+TEST_F(ViewsStory, AManifestThatIsRefusedIsWrittenByAnotherNode) {
+  StartStored(3);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  storage().RefuseManifests(0);
+  SavePersisted(1, 2);
+}
+
 // The same, but it has seen the store before, and sees it now.
 TEST_F(ViewsStory, ANodeThatIsLeftAlonePersistsToTheStoreThatItKnows) {
   StartStored(2, 0);
