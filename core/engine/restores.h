@@ -3,7 +3,7 @@
 // Counts how often each step was restored, and quarantines steps: `latest` then offers the next older step instead.
 // Otherwise a step that ends every incarnation that restores it would be offered for ever.
 //
-// A restore by an incarnation counts once, when the first of its ranks opens a shard of its pin. After k restores in a
+// A restore by an incarnation counts once, when the first of its ranks gets a shard of its pin. After k restores in a
 // row (EngineConfig::restores_max) without a newer commit, the next incarnation is offered an older step. `ropeteam
 // quarantine` has the same effect at once, and can undo it.
 //
@@ -40,7 +40,7 @@ class Restores {
   // A note that was read from storage.
   void LearnStored(const RestoreNote& note);
 
-  // A rank of this incarnation opens a shard of the step that the incarnation restores.
+  // A rank of this incarnation gets a shard of the step that the incarnation restores.
   void OnRestored(const StepId& step, Incarnation by);
   // Every member has acknowledged that this step is committed.
   void OnCommitted(const StepId& step);
