@@ -191,7 +191,10 @@ void Leader::OnPersistResult(NodeId from, const PersistResult& result) {
 void Leader::OnStoredRead(NodeId from, const StoredRead& read) {
   if (Find(from) == nullptr) return;
   damage_.OnRead(from, read);
-  if (read.code == Code::kOk && context_.protocol >= kStorageOrdersSince) NoteRestored(StepOf(read.shard));
+  // Damage counts as a restore, too: where no second node can confirm it, the step is passed over all the same.
+  const StoredWord word = WordOf(read.code);
+  const bool got = word == StoredWord::kGood || word == StoredWord::kBad;
+  if (got && context_.protocol >= kStorageOrdersSince) NoteRestored(StepOf(read.shard));
 }
 
 void Leader::OnStorageResult(NodeId from, const StorageResult& result) {

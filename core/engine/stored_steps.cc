@@ -11,6 +11,7 @@ namespace ropeteam::engine {
 
 void StoredSteps::Begin() {
   was_known_ = false;
+  unknown_since_ = 0;
   incarnation_max_ = source_incarnation_max_ = 0;
   has_own_ = false;
   steps_.clear();
@@ -65,6 +66,7 @@ void StoredSteps::OnListed(NodeId node, const Status& status, const StorageDone&
     lister.listed = true;
     lister.trouble.clear();
     if (listed_at_ == 0) listed_at_ = context_.now;
+    if (unknown_since_ == 0) unknown_since_ = context_.now;
     Learn(node, *list);
     return Decide();
   }
@@ -97,10 +99,12 @@ void StoredSteps::Learn(NodeId node, const StoredList& list) {
   }
 }
 
-// An empty directory says little while another member may see the steps.
+// An empty directory says little while another member may see the steps. Every new incarnation lists them again; that
+// does not begin this wait again.
 TimeUs StoredSteps::DecidesAt() const {
   if (listed_at_ == 0) return kNever;
-  return listed_at_ + (has_own_ || was_known_ ? kOthersUs : context_.view.settings.wait_for_missing_us);
+  if (has_own_ || was_known_) return listed_at_ + kOthersUs;
+  return std::max(listed_at_, unknown_since_ + context_.view.settings.wait_for_missing_us);
 }
 
 void StoredSteps::Decide() {
@@ -122,6 +126,7 @@ void StoredSteps::Decide() {
   if (!others.empty()) trouble_ = others;
   if (!others.empty() && context_.now < DecidesAt()) return;
   known_ = was_known_ = true;
+  unknown_since_ = 0;
   ++version_;
   trouble_.clear();
   if (!others.empty()) LOG_WARNING("storage is listed, but not by every node: %s", others.c_str());

@@ -157,8 +157,9 @@ class StoredSteps {
   bool known_ = false;
   bool was_known_ = false;  // since this node leads
   std::map<NodeId, Lister> listers_;
-  TimeUs listed_at_ = 0;   // the first member's listing; 0: none
-  NodeId best_ = kNoNode;  // that has listed the newest step, the keeper if possible
+  TimeUs listed_at_ = 0;      // the first member's listing; 0: none
+  TimeUs unknown_since_ = 0;  // likewise of the first listing that was begun since it was known
+  NodeId best_ = kNoNode;     // that has listed the newest step, the keeper if possible
   StepId best_newest_;
   Incarnation incarnation_max_ = 0;
   Incarnation source_incarnation_max_ = 0;
