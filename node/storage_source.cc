@@ -6,6 +6,7 @@
 #include <cinttypes>
 
 #include "core/base/log.h"
+#include "node/storage_reads.h"
 #include "node/storage_workers.h"
 #include "storage/sinks.h"
 #include "storage/steps/steps.h"
@@ -22,7 +23,7 @@ Result<const StorageWorkers::Place*> StorageWorkers::Source() {
   // A directory that is missing here, or credentials that are, say nothing about the steps.
   if (!sink.ok()) return Error(Code::kIo, "%s", sink.status().message().c_str());
   LOG_INFO("restores from %s", (*sink)->Describe().c_str());
-  source_.sink = watch_.Watched(std::move(*sink));
+  source_.sink = SinkForReads(watch_.Watched(std::move(*sink)));
   return &source_;
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/base/log.h"
 #include "node/storage_group.h"
+#include "node/storage_reads.h"
 #include "storage/format/names.h"
 #include "storage/steps/damaged.h"
 
@@ -58,11 +59,11 @@ void TaskThreads::Run(Priority priority) {
 StorageWorkers::StorageWorkers(Config config, Done done)
     : config_([this, &config] {
         config.sink = watch_.Watched(std::move(config.sink));
-        config.lock_sink = watch_.Watched(std::move(config.lock_sink));
+        config.lock_sink = SinkForReads(watch_.Watched(std::move(config.lock_sink)));
         return std::move(config);
       }()),
       done_(std::move(done)),
-      own_{config_.sink, config_.job} {
+      own_{SinkForReads(config_.sink), config_.job} {
   lock_.emplace(storage::JobLock::Config{
       .sink = config_.lock_sink, .job = config_.job, .node = config_.node, .take_over = config_.take_over});
   if (own_.sink != nullptr) own_.sink->SetYield([this](size_t bytes) { Yield(bytes); });

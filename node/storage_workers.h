@@ -134,8 +134,8 @@ class StorageWorkers {
 
   struct Group;  // tasks that are waited for together
   struct Place {
-    std::shared_ptr<storage::Sink> sink;
-    std::string job;  // empty: the sink's URL is the job's folder
+    std::shared_ptr<storage::Sink> sink;  // SinkForReads()
+    std::string job;                      // empty: the sink's URL is the job's folder
   };
   // `releases`: of the lock, that were submitted before it.
   Status Do(const StorageWork& work, uint64_t releases, StorageDone* done);

@@ -495,6 +495,81 @@ TEST_F(StorageWorkersTest, WhatANodeMayNotReadIsNotDamaged) {
   workers_.reset();
 }
 
+// Answers one kind of call with a code, as a store or a proxy does that refuses it.
+class RefusingSink final : public storage::ForwardingSink {
+ public:
+  using ForwardingSink::ForwardingSink;
+  enum class Call { kNone, kRead, kStat, kList };
+  Status Read(const std::string& name, uint64_t offset, std::span<const storage::Target> targets,
+              storage::Deadline deadline) override {
+    if (refuses == Call::kRead) return Refusal();
+    return below().Read(name, offset, targets, deadline);
+  }
+  Result<storage::FileInfo> Stat(const std::string& name, storage::Deadline deadline) override {
+    if (refuses == Call::kStat) return Refusal();
+    return below().Stat(name, deadline);
+  }
+  Result<storage::ListPage> List(const std::string& folder, const std::string& page,
+                                 storage::Deadline deadline) override {
+    if (refuses == Call::kList) return Refusal();
+    return below().List(folder, page, deadline);
+  }
+  std::atomic<Call> refuses{Call::kNone};
+  std::atomic<Code> code{Code::kOk};
+
+ private:
+  Status Refusal() const { return Error(code, "KMS.DisabledException"); }
+};
+
+TEST_F(StorageWorkersTest, WhatTheStoreRefusesIsNotDamaged) {
+  using Call = RefusingSink::Call;
+  Result<std::unique_ptr<storage::Sink>> opened = storage::OpenSink(directory_);
+  ASSERT_TRUE(opened.ok());
+  const auto sink = std::make_shared<RefusingSink>(std::move(*opened));
+  Open(sink);
+  const NameFiles shard = Save({{"a", 100000}, {"b.pt", 30000}});
+  ASSERT_NO_FATAL_FAILURE(Persist(shard));
+  const std::string proof = Proof();
+  const LoadChunks load = WholeOf(shard);
+  const ReadStored read{StepOf(shard.meta.id)};
+  for (const Code code : {Code::kInvalidArgument, Code::kUnsupported}) {
+    sink->code = code;
+    for (const Call call : {Call::kRead, Call::kStat, Call::kList}) {
+      sink->refuses = call;
+      EXPECT_EQ(Do(read).status, Error(Code::kIo, "KMS.DisabledException"));
+      // ReadStored has forgotten the manifest. A load reads it, and does not list the folder.
+      if (call != Call::kList) {
+        EXPECT_EQ(Do(load).status, Error(Code::kIo, "KMS.DisabledException"));
+      }
+      if (call == Call::kRead) {
+        EXPECT_EQ(Do(ProveStorage{proof}).status, Error(Code::kIo, "KMS.DisabledException"));
+      }
+      if (call == Call::kList) {
+        EXPECT_EQ(Do(ListStored{}).status, Error(Code::kIo, "KMS.DisabledException"));
+      }
+      sink->refuses = Call::kNone;
+      ASSERT_EQ(Do(load).status.ToString(), "ok") << "from now on the manifest is kept";
+      sink->refuses = call;
+      if (call == Call::kRead) {
+        EXPECT_EQ(Do(load).status, Error(Code::kIo, "KMS.DisabledException")) << "of a file";
+      }
+      sink->refuses = Call::kNone;
+    }
+  }
+}
+
+TEST_F(StorageWorkersTest, AStepBehindASymbolicLinkIsNotDamaged) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const NameFiles shard = Save({{"a", 100000}});
+  ASSERT_NO_FATAL_FAILURE(Persist(shard));
+  std::filesystem::rename(StepFile(""), directory_ + "/moved");
+  std::filesystem::create_directory_symlink(directory_ + "/moved",
+                                            directory_ + "/job/step-0000000007-i00000001");
+  const Status status = Do(ReadStored{StepOf(shard.meta.id)}).status;
+  EXPECT_EQ(status.code(), Code::kIo);
+  EXPECT_THAT(status.message(), ::testing::HasSubstr("symbolic links"));
+}
+
 TEST_F(StorageWorkersTest, ASourceThatIsNotHereSaysNothingOfItsSteps) {
   StorageWorkers::Config config = ConfigOf(nullptr);
   config.restore_from = directory_ + "/absent/job";
