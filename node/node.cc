@@ -362,7 +362,8 @@ void Node::OpenStorage(const JobSettings& settings) {
   if (!settings.storage.empty()) {
     Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(settings.storage);
     if (!sink.ok()) {
-      storage_trouble_ = sink.status();
+      // A directory that is missing here, or a build without S3, says nothing about the steps.
+      storage_trouble_ = Error(Code::kIo, "%s", sink.status().message().c_str());
       LOG_ERROR("storage cannot be used by this node: %s", storage_trouble_.ToString().c_str());
       return;
     }
@@ -372,7 +373,7 @@ void Node::OpenStorage(const JobSettings& settings) {
       Result<std::shared_ptr<storage::AuditLog>> log =
           storage::AuditLog::Open(options_.audit_log, options_.job, options_.node);
       if (!log.ok()) {
-        storage_trouble_ = log.status();
+        storage_trouble_ = Error(Code::kIo, "%s", log.status().message().c_str());
         LOG_ERROR("storage cannot be used by this node: %s", storage_trouble_.ToString().c_str());
         return;
       }

@@ -71,6 +71,25 @@ def test_every_launch_restores_the_newest_step(store, cluster, without):
         lose(nodes)
 
 
+def test_nodes_without_the_directory_condemn_no_step(store, cluster, tmp_path):
+    """Two of three nodes have no --storage, and nothing at the job's path. Two nodes would be enough to condemn a step."""
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    there = Directory(mounted / "store")
+    nodes = cluster(3, options=OPTIONS, node_options=[["--storage", there.url], [], []])
+    persist_and_lose(nodes, [1, 2])
+    for node in nodes[1], nodes[2]:
+        node.prefix = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(mounted)]
+    start_again(nodes)
+    ranks = world(nodes, "second")
+    for rope in ranks[1:]:
+        with pytest.raises(ropeteam.IoError, match=f"{there.path} is not there"):
+            rope.storage_steps()
+    for rope in ranks:
+        rope.close()
+    restored_with(nodes, lambda rank: bytes_of(rank, 2), step=2, run="third")
+
+
 @pytest.mark.parametrize("without", [0, 2])
 def test_persisted_is_told_of_what_is_on_storage(store, cluster, without):
     nodes = cluster(3, options=[*OPTIONS, "--storage", store.url])
