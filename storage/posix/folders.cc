@@ -42,14 +42,17 @@ Status ForEachEntry(const Store& store, int folder, const std::string& name, Dea
   for (size_t count = 0;; ++count) {
     if (count % kEntriesPerCheck == 0) ROPETEAM_RETURN_IF_ERROR(store.Check(deadline, "list", name));
     errno = 0;
-    const dirent* entry = ::readdir(list.get());
+    const dirent* entry = store.calls().readdir(list.get());
     if (entry == nullptr) return errno == 0 ? OkStatus() : store.Refused(errno, "list", store.PathOf(name));
     const std::string base = entry->d_name;
     if (base == "." || base == "..") continue;
     unsigned char type = entry->d_type;
     if (type == DT_UNKNOWN) {
       struct stat info {};
-      if (store.calls().lstatat(folder, base.c_str(), &info) != 0) continue;  // it was deleted meanwhile
+      if (store.calls().lstatat(folder, base.c_str(), &info) != 0) {
+        if (errno == ENOENT) continue;  // it was deleted meanwhile
+        return store.Refused(errno, "stat", store.PathOf(Joined(name, base)));
+      }
       type = static_cast<unsigned char>(IFTODT(info.st_mode));
     }
     ROPETEAM_RETURN_IF_ERROR(each(base, type));

@@ -56,6 +56,7 @@ Syscalls RealSyscalls() {
   calls.lstatat = [](int folder, const char* name, struct stat* info) {
     return ::fstatat(folder, name, info, AT_SYMLINK_NOFOLLOW);
   };
+  calls.readdir = ::readdir;
   calls.fsync = ::fsync;
   calls.close = ::close;
   calls.fallocate = [](int fd, off_t bytes) { return ::fallocate(fd, 0, 0, bytes); };

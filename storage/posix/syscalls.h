@@ -6,6 +6,7 @@
 #ifndef ROPETEAM_STORAGE_POSIX_SYSCALLS_H_
 #define ROPETEAM_STORAGE_POSIX_SYSCALLS_H_
 
+#include <dirent.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <sys/uio.h>
@@ -33,6 +34,7 @@ struct Syscalls {
   std::function<int(int folder, const char* from, const char* to, unsigned flags)> rename;  // in one folder
   std::function<int(int folder, const char* from, const char* to)> link;                    // in one folder
   std::function<int(int folder, const char* name, struct stat* info)> lstatat;
+  std::function<dirent*(DIR* folder)> readdir;
   std::function<int(int fd)> fsync;  // of files and of folders
   std::function<int(int fd)> close;  // NFS and FUSE report here what a write has met
   std::function<int(int fd, off_t bytes)> fallocate;

@@ -378,6 +378,40 @@ TEST(PosixFaults, ADirectoryThatVanishesIsUnavailableUntilItIsBack) {
   EXPECT_TRUE(rig.Seen("a/file") == file);
 }
 
+// Some file systems do not tell an entry's type while they list: it is looked up. A step must not seem to lack a file
+// because that is refused.
+TEST(PosixFaults, AnEntryOfUnknownTypeIsPassedOverOnlyWhenItIsGone) {
+  posix::Syscalls calls = posix::RealSyscalls();
+  calls.readdir = [](DIR* folder) {
+    dirent* const entry = ::readdir(folder);
+    if (entry != nullptr) entry->d_type = DT_UNKNOWN;
+    return entry;
+  };
+  int error = 0;
+  calls.lstatat = [&error, below = calls.lstatat](int folder, const char* name, struct stat* info) {
+    if (error == 0 || std::string(name) != "file") return below(folder, name, info);
+    errno = error;
+    return -1;
+  };
+  PosixPlace place(calls);
+  const auto sink = place.Open().value();
+  for (const char* name : {"step/file", "step/other", "step/inner/x"})
+    ASSERT_EQ(sink->Put(name, "x", PutMode::kReplace, Soon()).ToString(), "ok");
+  EXPECT_EQ(sink->List("step", "", Soon()).value().files.size(), 2u);
+  EXPECT_EQ(sink->List("step", "", Soon()).value().folders.size(), 1u);
+  for (const auto& [refused, code] :
+       {std::pair(EACCES, Code::kIo), {EIO, Code::kIo}, {ESTALE, Code::kUnavailable}}) {
+    error = refused;
+    const Status list = sink->List("step", "", Soon()).status();
+    EXPECT_EQ(list.code(), code) << list.ToString();
+    EXPECT_THAT(list.message(), HasSubstr(place.path() + "/step/file"));
+    EXPECT_EQ(sink->AbortUploads("", std::chrono::seconds(0), Soon()).status().code(), code);
+    EXPECT_EQ(sink->DeleteFolder("step", Soon()).code(), code);
+  }
+  error = ENOENT;
+  EXPECT_EQ(sink->List("step", "", Soon()).value().files.size(), 1u) << "it was deleted meanwhile";
+}
+
 TEST(PosixFaults, AMountThatIsLostIsNotWrittenUnder) {
   posix::Syscalls below = posix::RealSyscalls();
   std::atomic<bool> lost{false};
