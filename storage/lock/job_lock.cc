@@ -229,8 +229,9 @@ Status JobLock::HoldLocked() {
       return claimed.ok() ? seen.status() : claimed;
     }
     if (IsOurs(*seen)) return Keep(*seen);
-    if (held_ && seen->epoch >= epoch_) return Lose(*seen);
-    // An operator has deleted our file, or another directory is here now. A proof of the next hold must differ.
+    if (held_ && seen->epoch >= epoch_ && !IsOfThisProcess(*seen)) return Lose(*seen);
+    // An operator has deleted our file, or another directory is here than before: the mount was lost, or is back. A proof
+    // of the next hold must differ, because other nodes may not see this directory.
     if (std::exchange(held_, false)) token_ = RandomToken();
     if (!claimed.ok()) return claimed;
     ROPETEAM_RETURN_IF_ERROR(Judge(*seen));
@@ -292,6 +293,11 @@ Status JobLock::Lose(const Seen& seen) {
 Status JobLock::Judge(const Seen& seen) {
   if (seen.epoch == 0) return OkStatus();
   const std::string holder = seen.holder.Text();
+  if (IsOfThisProcess(seen)) {
+    LOG_INFO("storage of job %s was held by this process before, epoch %" PRIu64, config_.job.c_str(),
+             seen.epoch);
+    return OkStatus();
+  }
   if (IsGone(seen.holder.process, config_.process)) {
     LOG_INFO("storage of job %s was held by %s, whose process is gone", config_.job.c_str(), holder.c_str());
     return OkStatus();
@@ -337,7 +343,7 @@ void JobLock::Renew() {
     (void)Keep(*seen);
     ++renewed_;
     status = config_.sink->Put(PathOf(seen->epoch), Content(), PutMode::kReplace, In(kCallTimeout));
-  } else if (held_ && seen->epoch >= epoch_) {
+  } else if (held_ && seen->epoch >= epoch_ && !IsOfThisProcess(*seen)) {
     (void)Lose(*seen);
     return;
   } else {

@@ -12,6 +12,8 @@
 //
 //     the file of the highest epoch       a node that wants to hold
 //     none                                creates epoch 1
+//     of this process, of before its      creates the next epoch at once
+//       mount was lost
 //     of a process of this machine that   creates the next epoch at once
 //       is gone
 //     did not change for kDeadAfter       creates the next epoch
@@ -125,6 +127,10 @@ class JobLock {
   std::string PathOf(uint64_t epoch) const;
   std::string Content() const;
   bool IsOurs(const Seen& seen) const { return seen.holder.token == token_; }
+  // Our file with an earlier token: while its store was not mounted, this process has drawn another one.
+  bool IsOfThisProcess(const Seen& seen) const {
+    return !config_.process.boot.empty() && seen.holder.process == config_.process;
+  }
   static Deadline In(std::chrono::seconds timeout) { return std::chrono::steady_clock::now() + timeout; }
   void Run();
 

@@ -15,6 +15,7 @@ struct ProcessMark {
   std::string pid_namespace;  // "pid:[4026531836]"
   int64_t pid = 0;            // in that namespace
   uint64_t started = 0;       // field 22 of /proc/PID/stat: pids are used again
+  friend bool operator==(const ProcessMark&, const ProcessMark&) = default;
 };
 
 // The mark of this process. `boot` is empty if /proc is missing or belongs to another pid namespace.

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <future>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "core/base/log.h"
@@ -39,23 +40,28 @@ class FlakySink final : public ForwardingSink {
     }
     if (read_only) return Error(Code::kIo, "this bucket is read-only");
     if (lose_puts > 0 && lose_puts-- > 0) return Error(Code::kDeadlineExceeded, "lost on the way there");
-    const Status status = below().Put(name, bytes, mode, deadline);
+    const Status status = Here().Put(name, bytes, mode, deadline);
     if (lose_answers > 0 && lose_answers-- > 0) return Error(Code::kDeadlineExceeded, "lost on the way back");
     return status;
   }
   Status Read(const std::string& name, uint64_t offset, std::span<const Target> targets,
               Deadline deadline) override {
     if (refuses_reads) return Error(Code::kIo, "reading is refused");
-    return below().Read(name, offset, targets, deadline);
+    return Here().Read(name, offset, targets, deadline);
   }
   Result<ListPage> List(const std::string& folder, const std::string& page, Deadline deadline) override {
     if (away) return Error(Code::kUnavailable, "the store is away");
-    return below().List(folder, page, deadline);
+    return Here().List(folder, page, deadline);
   }
+  Status Delete(const std::string& name, Deadline deadline) override { return Here().Delete(name, deadline); }
   bool away = false, read_only = false, refuses_reads = false;
   int lose_puts = 0, lose_answers = 0;
   std::atomic<bool> block_puts{false};
   std::promise<void> blocked, unblock;
+  std::unique_ptr<Sink> instead;  // if not null: what is there while the store is not mounted
+
+ private:
+  Sink& Here() const { return instead != nullptr ? *instead : below(); }
 };
 
 // A process on another machine.
@@ -289,9 +295,50 @@ TEST_P(JobLockTest, WhatIsReleasedIsFreeAtOnceAndNotWritten) {
 TEST_P(JobLockTest, AFileThatAPersonDeletedIsCreatedAgain) {
   const Node one = Start("node-a");
   ASSERT_TRUE(one->Hold().ok());
+  const std::string proof = one->Proof().value();
   ASSERT_TRUE(one.sink->Delete(Epoch(1), std::chrono::steady_clock::now() + seconds(60)).ok());
   EXPECT_TRUE(one->Check().ok());
   EXPECT_THAT(Files(), ElementsAre(Epoch(1)));
+  EXPECT_NE(one->Proof().value(), proof) << "other nodes must look again whether they see the same store";
+}
+
+// The holder's mount is lost, and an empty directory is in its place. Then the mount is back, with the holder's own file.
+TEST_P(JobLockTest, AHolderWhoseMountWasLostHoldsAgain) {
+  const std::unique_ptr<SinkPlace> other = GetParam().make();
+  const Node before = Start("node-z"), one = Start("node-a", false, OwnProcess()), two = Start("node-b");
+  ASSERT_TRUE(before->Hold().ok());
+  ASSERT_FALSE(one->Hold().ok());
+  Pass(seconds(15), {&one});
+  ASSERT_TRUE(one->Hold().ok());
+  EXPECT_THAT(Files(), ElementsAre(Epoch(2)));
+  std::set<std::string> tokens = {one->Proof().value().substr(2)};
+  for (const bool renews : {false, true}) {
+    one.sink->instead = other->Open().value();
+    ASSERT_TRUE(one->Check().ok()) << "it cannot know that this is not the store";
+    tokens.insert(one->Proof().value().substr(2));
+    EXPECT_EQ(two->Prove(one->Proof().value()).code(), Code::kNotFound) << "but others do";
+    one.sink->instead.reset();
+    if (renews) Pass(JobLock::kRenewEvery, {&one});
+    ASSERT_EQ(one->Hold().ToString(), "ok");
+    tokens.insert(one->Proof().value().substr(2));
+    EXPECT_EQ(two->Prove(one->Proof().value()).ToString(), "ok");
+    EXPECT_THAT(Files(), ElementsAre(Epoch(renews ? 4 : 3)));
+  }
+  EXPECT_EQ(tokens.size(), 5u) << "each directory has a proof of its own, each time";
+  EXPECT_FALSE(Logged("taken over"));
+}
+
+TEST_P(JobLockTest, AHolderWhoseMountWasLostLosesToAnother) {
+  const std::unique_ptr<SinkPlace> other = GetParam().make();
+  const Node one = Start("node-a"), two = Start("node-b");
+  ASSERT_TRUE(one->Hold().ok());
+  ASSERT_FALSE(two->Hold().ok());
+  one.sink->instead = other->Open().value();
+  EXPECT_TRUE(one->Check().ok());
+  Pass(seconds(15), {&one, &two});
+  ASSERT_TRUE(two->Hold().ok());
+  one.sink->instead.reset();
+  EXPECT_EQ(one->Check().code(), Code::kAlreadyExists);
 }
 
 TEST_P(JobLockTest, AFileThatNoNodeWroteIsWatchedLikeAnyOther) {
