@@ -72,6 +72,12 @@ std::optional<ParsedProof> ParseProof(std::string_view proof) {
   return parsed;
 }
 
+// Callers take kUnavailable for another holder that may be alive, and wait for it. Where the store itself is away, another
+// node may reach it.
+Status OfStore(Status status) {
+  return status.code() == Code::kUnavailable ? Status(Code::kLinkFailed, status.message()) : status;
+}
+
 bool MayHaveLanded(Code code) {
   return code == Code::kDeadlineExceeded || code == Code::kLinkFailed || code == Code::kUnavailable;
 }
@@ -134,7 +140,7 @@ Result<JobLock::Seen> JobLock::Look(Deadline deadline) {
   do {
     const Result<ListPage> listed =
         config_.sink->List(config_.job + "/" + std::string(kLockFolder), page, deadline);
-    if (!listed.ok()) return listed.status();
+    if (!listed.ok()) return OfStore(listed.status());
     for (const FileInfo& file : listed->files) {
       const std::optional<uint64_t> epoch = ParseEpoch(file.name.substr(file.name.rfind('/') + 1));
       if (!epoch) continue;
@@ -148,7 +154,7 @@ Result<JobLock::Seen> JobLock::Look(Deadline deadline) {
   Result<std::string> text = ReadFile(seen.epoch, deadline);
   if (text.status().code() == Code::kNotFound)
     return Error(Code::kUnavailable, "%s vanished while it was read", PathOf(seen.epoch).c_str());
-  if (!text.ok()) return text.status();
+  if (!text.ok()) return OfStore(text.status());
   seen.text = std::move(*text);
   seen.holder = ParseHolder(seen.text);
   return seen;
@@ -257,7 +263,8 @@ Status JobLock::Claim(uint64_t epoch) {
     put = config_.sink->Put(PathOf(epoch), Content(), PutMode::kReplace, In(kCallTimeout));
     sure_at_ = config_.now() + kDeadAfter;
   }
-  return put.code() == Code::kAlreadyExists ? OkStatus() : put;  // the next Look() shows which node has it
+  // If it is there already, the next Look() shows which node has it.
+  return put.code() == Code::kAlreadyExists ? OkStatus() : OfStore(put);
 }
 
 Status JobLock::Keep(const Seen& seen) {

@@ -81,7 +81,8 @@ class JobLock {
   // kOk: this process now holds the lock, according to the store. kAlreadyExists: another process holds it and is
   // alive, or has taken it over from this one, which cannot hold it again before Release(); the message names that
   // process and says what to do. kUnavailable: it is not known yet whether the other process is alive. Other codes come
-  // from the sink: a store that cannot be written cannot be locked.
+  // from the sink: a store that cannot be written cannot be locked. The sink's kUnavailable becomes kLinkFailed: this
+  // process does not reach the store, and nothing is known of a holder.
   Status Hold();
   // As Hold(), but kUnavailable if the lock is not held. kOk before the first Hold(): the lock is not used.
   Status Check();

@@ -38,7 +38,7 @@ class FlakySink final : public ForwardingSink {
       blocked.set_value();
       unblock.get_future().wait();
     }
-    if (read_only) return Error(Code::kIo, "this bucket is read-only");
+    if (put_code != Code::kOk) return Error(put_code, "the put is refused");
     if (lose_puts > 0 && lose_puts-- > 0) return Error(Code::kDeadlineExceeded, "lost on the way there");
     const Status status = Here().Put(name, bytes, mode, deadline);
     if (lose_answers > 0 && lose_answers-- > 0) return Error(Code::kDeadlineExceeded, "lost on the way back");
@@ -46,7 +46,7 @@ class FlakySink final : public ForwardingSink {
   }
   Status Read(const std::string& name, uint64_t offset, std::span<const Target> targets,
               Deadline deadline) override {
-    if (refuses_reads) return Error(Code::kIo, "reading is refused");
+    if (read_code != Code::kOk) return Error(read_code, "the read is refused");
     return Here().Read(name, offset, targets, deadline);
   }
   Result<ListPage> List(const std::string& folder, const std::string& page, Deadline deadline) override {
@@ -54,7 +54,8 @@ class FlakySink final : public ForwardingSink {
     return Here().List(folder, page, deadline);
   }
   Status Delete(const std::string& name, Deadline deadline) override { return Here().Delete(name, deadline); }
-  bool away = false, read_only = false, refuses_reads = false;
+  bool away = false;
+  Code put_code = Code::kOk, read_code = Code::kOk;
   int lose_puts = 0, lose_answers = 0;
   std::atomic<bool> block_puts{false};
   std::promise<void> blocked, unblock;
@@ -404,13 +405,13 @@ TEST_P(JobLockTest, AFileThatNoNodeWroteProvesNothing) {
 TEST_P(JobLockTest, AProofIsNotLostToAStoreThatDoesNotAnswer) {
   const Node one = Start("node-a"), two = Start("node-b");
   ASSERT_TRUE(one->Hold().ok());
-  two.sink->refuses_reads = true;
-  EXPECT_EQ(two->Prove(one->Proof().value()), Error(Code::kIo, "reading is refused"));
+  two.sink->read_code = Code::kIo;
+  EXPECT_EQ(two->Prove(one->Proof().value()), Error(Code::kIo, "the read is refused"));
 }
 
 TEST_P(JobLockTest, WhatIsNotAProofIsRefusedAndReadNowhere) {
   const Node one = Start("node-a");
-  one.sink->refuses_reads = true;  // a read would answer kIo
+  one.sink->read_code = Code::kIo;  // a read would answer kIo
   const std::string token(32, 'a');
   for (const std::string& bad :
        {std::string(), std::string(":"), std::string("1"), "1:" + token + "a", "1:" + token.substr(1),
@@ -426,9 +427,26 @@ TEST_P(JobLockTest, WhatIsNotAProofIsRefusedAndReadNowhere) {
 
 TEST_P(JobLockTest, AStoreThatCannotBeWrittenCannotBeHeld) {
   const Node one = Start("node-a");
-  one.sink->read_only = true;
+  one.sink->put_code = Code::kIo;
   const Status status = one->Hold();
-  EXPECT_EQ(status, Error(Code::kIo, "this bucket is read-only"));
+  EXPECT_EQ(status, Error(Code::kIo, "the put is refused"));
+}
+
+// kUnavailable would mean that another holder may be alive, so that the caller waits for it.
+TEST_P(JobLockTest, AStoreThatIsAwayIsNoOtherHolder) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  one.sink->away = true;
+  EXPECT_EQ(one->Hold(), Error(Code::kLinkFailed, "the store is away"));
+  one.sink->away = false;
+  one.sink->put_code = Code::kUnavailable;
+  EXPECT_EQ(one->Hold(), Error(Code::kLinkFailed, "the put is refused"));
+  one.sink->put_code = Code::kOk;
+  ASSERT_TRUE(one->Hold().ok());
+  one.sink->away = true;
+  EXPECT_EQ(one->Check().code(), Code::kLinkFailed) << "also while it is held";
+  EXPECT_EQ(two->Hold().code(), Code::kUnavailable) << "a holder that may be alive";
+  two.sink->read_code = Code::kUnavailable;
+  EXPECT_EQ(two->Hold().code(), Code::kLinkFailed);
 }
 
 TEST_P(JobLockTest, ARenewalThatFailsIsToldOnce) {
@@ -437,7 +455,7 @@ TEST_P(JobLockTest, ARenewalThatFailsIsToldOnce) {
   one.sink->away = true;
   Pass(seconds(5), {&one});
   EXPECT_TRUE(
-      Logged("is not renewed, after 15 s another allocation may take it: unavailable: the store is away"));
+      Logged("is not renewed, after 15 s another allocation may take it: link failed: the store is away"));
   log_.clear();
   Pass(seconds(10), {&one});
   EXPECT_EQ(log_, "");
