@@ -75,7 +75,10 @@ struct FileInfo {
 struct ListPage {
   std::vector<FileInfo> files;       // without crc32c
   std::vector<std::string> folders;  // names below the sink's URL, without a slash at the end
-  std::string next;                  // for the next page; empty: this is the last one
+  // On the first page: names of files that Read() and Stat() do not see, because they are being written in place, or their
+  // writer died meanwhile. An older file of that name may have been there before. Stores that never write in place have none.
+  std::vector<std::string> unfinished;
+  std::string next;  // for the next page; empty: this is the last one
 };
 
 enum class PutMode : uint8_t {

@@ -220,10 +220,27 @@ Status JobLock::Prove(std::string_view proof) const {
   const bool there = text.ok();
   if (!there && text.status().code() != Code::kNotFound) return text.status();
   if (there && ParseHolder(*text).token == parsed->token) return OkStatus();
+  if (!there) ROPETEAM_RETURN_IF_ERROR(NotBeingRenewed(path));
   return Error(Code::kNotFound,
                "%s of %s %s: this node does not see the store that the job's lock is in, is it mounted here?",
                path.c_str(), config_.sink->Describe().c_str(),
                there ? "is of another process" : "is not there");
+}
+
+// Some stores cannot rename: there a renewal deletes the file and writes it in place.
+Status JobLock::NotBeingRenewed(const std::string& path) const {
+  std::string page;
+  do {
+    const Result<ListPage> listed =
+        config_.sink->List(config_.job + "/" + std::string(kLockFolder), page, In(kCallTimeout));
+    if (!listed.ok()) return listed.status();
+    const auto is_it = [&path](const FileInfo& file) { return file.name == path; };
+    if (std::any_of(listed->files.begin(), listed->files.end(), is_it) ||
+        std::find(listed->unfinished.begin(), listed->unfinished.end(), path) != listed->unfinished.end())
+      return Error(Code::kUnavailable, "%s is being renewed", path.c_str());
+    page = listed->next;
+  } while (!page.empty());
+  return OkStatus();
 }
 
 Status JobLock::HoldLocked() {

@@ -89,8 +89,8 @@ class JobLock {
   // The proof of the lock that this process holds. kUnavailable: it does not hold it.
   Result<std::string> Proof();
   // Whether this process sees the lock file that the proof is of. Changes no state, waits for no other call and needs no
-  // Hold(). kNotFound: it does not; the message names the place. kInvalidArgument: this is not a proof. Other codes come
-  // from the sink and leave the question open.
+  // Hold(). kNotFound: it does not; the message names the place. kInvalidArgument: this is not a proof. kUnavailable: its
+  // holder is renewing the file. This and other codes, which come from the sink, leave the question open.
   Status Prove(std::string_view proof) const;
   // Deletes this process's own file, so that others need not wait. kOk also if another process holds the lock.
   Status Release();
@@ -117,6 +117,8 @@ class JobLock {
   Result<Seen> Look(Deadline deadline);
   // The file's text; empty: it is too short, so no node wrote it.
   Result<std::string> ReadFile(uint64_t epoch, Deadline deadline) const;
+  // kUnavailable: the file was not there when it was read, but is there again, or is just being written.
+  Status NotBeingRenewed(const std::string& path) const;
   static Holder ParseHolder(const std::string& text);
   Status HoldLocked();
   Status Keep(const Seen& seen);

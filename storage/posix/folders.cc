@@ -151,8 +151,13 @@ Result<ListPage> ListFolder(const Store& store, const std::string& folder, const
   if (!fd.ok()) return fd.status().code() == Code::kNotFound ? Result<ListPage>(ListPage()) : fd.status();
   // The first names after `page`, one more than the page can hold: it shows that there is another page.
   std::map<std::string, bool> entries;  // base: is a folder
+  ListPage list;
   ROPETEAM_RETURN_IF_ERROR(
       ForEachEntry(store, fd->get(), folder, deadline, [&](const std::string& base, unsigned char type) {
+        if (page.empty() && type == DT_REG && store.may_write_in_place() &&
+            KindOf(base) == NameKind::kMarker && list.unfinished.size() < store.list_page_entries() &&
+            !HiddenBy(base).empty())
+          list.unfinished.push_back(Joined(folder, HiddenBy(base)));
         if (base <= page || (type != DT_REG && type != DT_DIR) || KindOf(base) != NameKind::kFile ||
             !CheckFileName(Joined(folder, base)).ok())
           return OkStatus();
@@ -161,7 +166,6 @@ Result<ListPage> ListFolder(const Store& store, const std::string& folder, const
         if (entries.size() > store.list_page_entries() + 1) entries.erase(std::prev(entries.end()));
         return OkStatus();
       }));
-  ListPage list;
   size_t count = 0;
   for (const auto& [base, is_folder] : entries) {
     if (count++ == store.list_page_entries()) break;

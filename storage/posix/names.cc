@@ -66,6 +66,11 @@ std::string PartName(const std::string& upload, uint32_t index) {
 
 std::string MarkerName(std::string_view base) { return Made(base, HashOf(base), ".writing"); }
 
+std::string HiddenBy(std::string_view marker) {
+  const std::string name(marker.substr(1, marker.size() - TailOf(marker).size() - kMark.size() - 1));
+  return MarkerName(name) == marker ? name : std::string();
+}
+
 uint64_t HashOf(std::string_view text) {
   uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;

@@ -26,6 +26,8 @@ uint64_t IdOf(std::string_view base);
 std::string UploadName(std::string_view base, uint64_t id);
 std::string PartName(const std::string& upload, uint32_t index);
 std::string MarkerName(std::string_view base);
+// NAME of a marker; empty: it was cut.
+std::string HiddenBy(std::string_view marker);
 
 // FNV-1a. If two names have one hash, a resumption is lost, or one of them is hidden while the other is written;
 // nothing else.

@@ -7,10 +7,13 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/magic.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
+#include <functional>
 #include <future>
 #include <mutex>
 #include <set>
@@ -20,6 +23,7 @@
 #include "storage/forwarding_sink.h"
 #include "storage/steps/steps.h"
 #include "tests/storage/conformance.h"
+#include "tests/storage/posix/place.h"
 
 namespace ropeteam::storage::test {
 namespace {
@@ -46,6 +50,7 @@ class FlakySink final : public ForwardingSink {
   }
   Status Read(const std::string& name, uint64_t offset, std::span<const Target> targets,
               Deadline deadline) override {
+    if (lose_files > 0 && lose_files-- > 0) return Error(Code::kNotFound, "it is not there");
     if (read_code != Code::kOk) return Error(read_code, "the read is refused");
     return Here().Read(name, offset, targets, deadline);
   }
@@ -56,7 +61,7 @@ class FlakySink final : public ForwardingSink {
   Status Delete(const std::string& name, Deadline deadline) override { return Here().Delete(name, deadline); }
   bool away = false;
   Code put_code = Code::kOk, read_code = Code::kOk;
-  int lose_puts = 0, lose_answers = 0;
+  int lose_puts = 0, lose_answers = 0, lose_files = 0;
   std::atomic<bool> block_puts{false};
   std::promise<void> blocked, unblock;
   std::unique_ptr<Sink> instead;  // if not null: what is there while the store is not mounted
@@ -407,6 +412,63 @@ TEST_P(JobLockTest, AProofIsNotLostToAStoreThatDoesNotAnswer) {
   ASSERT_TRUE(one->Hold().ok());
   two.sink->read_code = Code::kIo;
   EXPECT_EQ(two->Prove(one->Proof().value()), Error(Code::kIo, "the read is refused"));
+}
+
+TEST_P(JobLockTest, AFileThatIsThereAgainWasBeingRenewed) {
+  const Node one = Start("node-a"), two = Start("node-b");
+  ASSERT_TRUE(one->Hold().ok());
+  two.sink->lose_files = 1;
+  const Status status = two->Prove(one->Proof().value());
+  EXPECT_EQ(status.code(), Code::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr(Epoch(1) + " is being renewed"));
+  EXPECT_EQ(two->Prove(one->Proof().value()).ToString(), "ok");
+}
+
+// A mounted bucket cannot rename: the file is deleted, and then written again under its own name.
+TEST(JobLockInPlaceTest, AProofIsOpenWhileTheFileIsWrittenInItsPlace) {
+  std::function<void()> look;  // while the file is renewed
+  posix::Syscalls calls = posix::RealSyscalls();
+  calls.file_system_type = [](int) { return long{FUSE_SUPER_MAGIC}; };
+  calls.rename = [](int, const char*, const char*, unsigned) {
+    errno = ENOSYS;
+    return -1;
+  };
+  calls.link = [](int, const char*, const char*) {
+    errno = ENOSYS;
+    return -1;
+  };
+  calls.unlinkat = [&look](int folder, const char* name, int flags) {
+    const int result = ::unlinkat(folder, name, flags);
+    if (look && std::string_view(name).ends_with(".json")) look();  // the file is gone
+    return result;
+  };
+  calls.pwritev = [&look](int fd, const iovec* pieces, int count, off_t at) {
+    if (look) look();  // the file is empty
+    return ::pwritev(fd, pieces, count, at);
+  };
+  PosixPlace place(calls);
+  JobLock::Time now{};
+  const auto start = [&](const std::string& name) {
+    return std::make_unique<JobLock>(JobLock::Config{.sink = place.Open().value(),
+                                                     .job = "train",
+                                                     .node = name,
+                                                     .now = [&now] { return now; },
+                                                     .process = Elsewhere(name),
+                                                     .renew_by_itself = false});
+  };
+  const auto one = start("node-a"), two = start("node-b");
+  (void)one->Hold();
+  now += JobLock::kDeadAfter;
+  ASSERT_EQ(one->Hold().ToString(), "ok");
+  const std::string proof = one->Proof().value();
+  std::vector<Code> codes;
+  look = [&] { codes.push_back(two->Prove(proof).code()); };
+  one->Renew();
+  look = nullptr;
+  EXPECT_THAT(codes, ElementsAre(Code::kUnavailable, Code::kUnavailable));
+  EXPECT_EQ(two->Prove(proof).ToString(), "ok");
+  ASSERT_TRUE(one->Release().ok());
+  EXPECT_EQ(two->Prove(proof).code(), Code::kNotFound);
 }
 
 TEST_P(JobLockTest, WhatIsNotAProofIsRefusedAndReadNowhere) {

@@ -142,6 +142,8 @@ TEST(PosixSink, NamesOfUnfinishedFilesFitAndAreTakenFromNobody) {
     EXPECT_EQ(sink->Stat("a/" + name, Soon()).status().code(), Code::kInvalidArgument);
     EXPECT_EQ(sink->List(name + "/x", "", Soon()).status().code(), Code::kInvalidArgument);
   }
+  EXPECT_EQ(posix::HiddenBy(posix::MarkerName("x.json")), "x.json");
+  EXPECT_EQ(posix::HiddenBy(posix::MarkerName(longest)), "") << "the name is cut";
   for (const char* name : {".metadata", ".x.ropeteam-1.part", "x.ropeteam-0123456789abcdef.part",
                            ".x.ropeteam-0123456789abcdef.other", ".x.ropeteam-0123456789ABCDEF.part"})
     EXPECT_EQ(posix::KindOf(name), posix::NameKind::kFile) << name;
