@@ -193,7 +193,7 @@ def cut_leader_link(chaos: Chaos) -> None:
     chaos.save()  # no node leads any more that does not reach all others
     if chaos.random.random() < 0.5:
         chaos.open_world()
-        chaos.compare()
+        chaos.compare(chaos.struck)
         chaos.save()
     for node in (leader, other):
         node.heal()
@@ -351,7 +351,9 @@ def start_where_storage_allows(chaos: Chaos) -> None:
     for node in nodes:
         if node.process.poll() is None:
             continue
-        if node.view is None:
+        refused = node.view is not None and node.view.source == chaos.cluster.store.denied
+        said = str(chaos.cluster.store.path) in node.last_words()
+        if not (refused and said and node.process.returncode > 0):  # below 0: a signal, as of a crash
             raise Stuck(f"{node.name} ended with {node.process.returncode}: {node.last_words()}")
         node.process = None
 

@@ -124,7 +124,11 @@ class Node(Host):
     def stop(self) -> None:
         """SIGTERM."""
         self.process.terminate()
-        if self.process.wait(READY_S) != 0:
+        try:
+            self.process.wait(READY_S)
+        except subprocess.TimeoutExpired as error:
+            raise Stuck(f"{self.name} does not end within {READY_S:.0f} s: {self.last_words()}") from error
+        if self.process.returncode != 0:
             raise Stuck(f"{self.name} ended with {self.process.returncode}: {self.last_words()}")
         self.process = None
 
@@ -139,7 +143,10 @@ class Node(Host):
         if self.process is None or self.process.poll() is not None:
             return
         change = ["mount", "-o", *self.mounted()] if view else ["umount", "-l", str(self.cluster.store.path)]
-        run("nsenter", f"--mount=/proc/{self.process.pid}/ns/mnt", *change)
+        try:
+            run("nsenter", f"--mount=/proc/{self.process.pid}/ns/mnt", *change)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise Stuck(f"the storage of {self.name} cannot be changed: {error}") from error
 
     def log_text(self) -> str:
         return self.log.read_text(errors="replace")
@@ -251,8 +258,11 @@ class Cluster:
         return wait_until(found, "a coordinator", READY_S) if self.etcd else COORDINATOR
 
     def leader(self) -> Node:
-        name = wait_until(self.running()[0].status, "a status", READY_S)["leader"]
-        return next(node for node in self.nodes + self.spares if node.name == name)
+        def found() -> Node | None:
+            status = self.running()[0].status()
+            return next((node for node in self.running() if status and node.name == status["leader"]), None)
+
+        return wait_until(found, "a leader that runs", READY_S)
 
     def redundant(self, absent: int = 0) -> bool:
         """Every node is a member, but for `absent` ones, and every committed step that is kept has all its copies."""

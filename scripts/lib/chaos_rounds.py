@@ -185,8 +185,8 @@ class Chaos:
         """From now on only what is on storage can come back."""
         self.safe, self.safe_token = self.persisted, self.persisted_token
 
-    def compare(self) -> None:
-        """Every rank reads and checks every shard of all committed steps and of the step to restore."""
+    def compare(self, since: float) -> None:
+        """`since`: when the cluster was whole again. Every rank reads and checks every shard of all committed steps and of the step to restore."""
         self.compare_stored()
         steps = self.cluster.committed()
         if self.safe and self.safe not in (*steps, self.latest):
@@ -194,7 +194,8 @@ class Chaos:
             self.note(f"LOST: step {self.safe} is not among the committed ones: {steps}")
         for step in sorted({*steps, self.latest} - {0}):
             answers = self.ask("read", each=lambda rank: {"step": step, "timeout": CALL_S})
-            if any("Unavailable" in answer.get("error", "") for answer in answers):
+            unavailable = any("Unavailable" in answer.get("error", "") for answer in answers)
+            if unavailable and self.declared_dead(since):
                 # On a busy machine a daemon missed its heartbeats and started again. Nothing is lost.
                 self.tally.disturbed += 1
                 self.note("DISTURBED: a node was declared dead in a cluster without a fault")
@@ -202,6 +203,14 @@ class Chaos:
                 self.open_world()
                 answers = self.ask("read", each=lambda rank: {"step": step, "timeout": CALL_S})
             self.judge(step, answers)
+
+    def declared_dead(self, since: float) -> bool:
+        """Whether a node was declared dead after `since`. Others may see that later than the node's ranks."""
+        try:
+            wait_until(lambda: any(self.smaller_views(self.cluster.nodes, NODES - 1, since)), "a smaller view", CALL_S)
+        except Stuck:
+            return False
+        return True
 
     def judge(self, step: int, answers: list[dict]) -> None:
         tokens = {token for answer in answers for token in answer.get("value", [])}
@@ -240,8 +249,9 @@ class Chaos:
             self.cluster.etcd.wait()
         wait_until(self.redundant, "all copies are there again", ROUND_S)
         self.tally.redundancy_s.append(time.monotonic() - repaired)
+        whole = time.time()
         self.open_world()
-        self.compare()
+        self.compare(whole)
         print(f"    {self.times(counts)}", flush=True)
 
     def times(self, counts: list[int]) -> str:
@@ -262,10 +272,12 @@ class Chaos:
 
         self.tally.detection_s.append(max(wait_until(noticed, "the view without it", ROUND_S)) - self.struck)
 
-    def smaller_views(self, nodes: list[Node], members_max: int) -> list[float]:
-        """When each node first had a view of at most `members_max` members after the fault; 0: not yet."""
+    def smaller_views(self, nodes: list[Node], members_max: int, since: float | None = None) -> list[float]:
+        """When each node first had a view of at most `members_max` members after `since`, by default after the fault;
+        0: not yet."""
+        begin = self.struck if since is None else since
         return [
-            min((at for at, members in node.views_since(self.struck) if members <= members_max), default=0.0)
+            min((at for at, members in node.views_since(begin) if members <= members_max), default=0.0)
             for node in nodes
         ]
 
