@@ -252,6 +252,8 @@ Status StorageWorkers::PutManifest(const StoredStep& step) {
   const Result<std::string> text = writer.Finish();
   if (!text.ok()) return text.status();
   ROPETEAM_RETURN_IF_ERROR(LookAtFiles(step));
+  // Again: looking at the files may have taken minutes.
+  ROPETEAM_RETURN_IF_ERROR(lock_->Check());
   const std::string name = FolderOf(step.id) + "/" + std::string(storage::kManifestName);
   Status status = config_.sink->Put(name, *text, storage::PutMode::kIfAbsent, CallDeadline());
   if (status.code() == Code::kUnsupported) {

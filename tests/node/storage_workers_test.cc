@@ -381,6 +381,24 @@ TEST_F(StorageWorkersTest, AStepDoesNotCountWithAFileOfAnotherChecksum) {
   EXPECT_EQ(Do(WriteManifest{step}).status.ToString(), "ok");
 }
 
+TEST_F(StorageWorkersTest, ALockThatIsLostWhileTheFilesAreLookedAtStopsTheManifest) {
+  ASSERT_NO_FATAL_FAILURE(Open());
+  const std::shared_ptr<StoredStep> step = Write(Save({{"a", 1000}}));
+  sink_->Close();
+  std::future<Answer> answer = Begin(WriteManifest{step});
+  sink_->AwaitHanging();
+  storage::JobLock other({.sink = storage::OpenSink(directory_).value(),
+                          .job = "job",
+                          .node = "other",
+                          .take_over = true,
+                          .process = {"another boot", "pid:[4026531836]", 1, 1},
+                          .renew_by_itself = false});
+  ASSERT_EQ(other.Hold().ToString(), "ok");
+  sink_->LetThrough(UINT64_MAX);
+  EXPECT_EQ(answer.get().status.code(), Code::kAlreadyExists);
+  EXPECT_FALSE(std::filesystem::exists(StepFile("ropeteam-manifest.json")));
+}
+
 TEST_F(StorageWorkersTest, AMissingFileIsDamageOnlyWhileTheManifestIsThere) {
   ASSERT_NO_FATAL_FAILURE(Open());
   const NameFiles shard = Save({{"a", 100000}, {"b.pt", 30000}});
