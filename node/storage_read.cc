@@ -88,8 +88,7 @@ Result<storage::StepHead> StorageWorkers::CheckStep(const StepId& id, std::vecto
 
 Status StorageWorkers::Judged(const Status& status, const Place& place, const StepId& id) {
   if (status.code() != Code::kNotFound && status.code() != Code::kCorrupt) return status;
-  const std::string manifest =
-      storage::StepPath(place.job, {id.step, id.incarnation}) + "/" + std::string(storage::kManifestName);
+  const std::string manifest = storage::ManifestPath(place.job, {id.step, id.incarnation});
   const Status there = place.sink->Stat(manifest, CallDeadline()).status();
   if (there.code() == Code::kNotFound)
     return Error(Code::kNotFound, "%s, and its manifest is gone", status.message().c_str());

@@ -254,7 +254,7 @@ Status StorageWorkers::PutManifest(const StoredStep& step) {
   ROPETEAM_RETURN_IF_ERROR(LookAtFiles(step));
   // Again: looking at the files may have taken minutes.
   ROPETEAM_RETURN_IF_ERROR(lock_->Check());
-  const std::string name = FolderOf(step.id) + "/" + std::string(storage::kManifestName);
+  const std::string name = storage::ManifestPath(config_.job, {step.id.step, step.id.incarnation});
   Status status = config_.sink->Put(name, *text, storage::PutMode::kIfAbsent, CallDeadline());
   if (status.code() == Code::kUnsupported) {
     // This store cannot tell which writer was first. That is safe: only the job's leaders write here, one at

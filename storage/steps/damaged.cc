@@ -17,7 +17,7 @@ std::string PathOf(const std::string& job, const StepName& name, std::string_vie
 // A folder without a manifest is not a step.
 Result<bool> IsStep(Sink* sink, const std::string& job, const StepName& name,
                     std::chrono::seconds call_timeout) {
-  const Result<FileInfo> manifest = sink->Stat(PathOf(job, name, kManifestName), After(call_timeout));
+  const Result<FileInfo> manifest = sink->Stat(ManifestPath(job, name), After(call_timeout));
   if (manifest.ok()) return true;
   if (manifest.status().code() == Code::kNotFound) return false;
   return manifest.status();

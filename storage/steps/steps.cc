@@ -14,10 +14,6 @@ namespace {
 
 Deadline After(std::chrono::seconds timeout) { return std::chrono::steady_clock::now() + timeout; }
 
-std::string ManifestPath(const std::string& job, const StepName& name) {
-  return StepPath(job, name) + "/" + std::string(kManifestName);
-}
-
 std::string LastPart(const std::string& folder) { return folder.substr(folder.rfind('/') + 1); }
 
 // Calls `each` for every page of the direct contents of `folder`.
@@ -53,6 +49,10 @@ Result<StepSource> ParseStepSource(const std::string& text) {
 
 std::string StepPath(const std::string& job, const StepName& name) {
   return job.empty() ? StepFolder(name) : job + "/" + StepFolder(name);
+}
+
+std::string ManifestPath(const std::string& job, const StepName& name) {
+  return StepPath(job, name) + "/" + std::string(kManifestName);
 }
 
 Result<std::vector<StepName>> ListStepNames(Sink* sink, const std::string& job,

@@ -50,6 +50,9 @@ Result<StepSource> ParseStepSource(const std::string& text);
 // "JOB/step-0000000100-i00000003".
 std::string StepPath(const std::string& job, const StepName& name);
 
+// "JOB/step-0000000100-i00000003/ropeteam-manifest.json".
+std::string ManifestPath(const std::string& job, const StepName& name);
+
 // The folders of this job that are named as steps are, in no particular order. kCorrupt: more than kStepsListedMax.
 Result<std::vector<StepName>> ListStepNames(Sink* sink, const std::string& job,
                                             std::chrono::seconds call_timeout);
