@@ -137,10 +137,14 @@ class StepCheck {
   }
 
   // The other files are still read then. If the manifest cannot be read any more either, the store refuses this process.
-  bool IsOfTheFile(const Status& status) const {
+  // The manifest is read once, for the first failure: it may be large, and every range may fail.
+  bool IsOfTheFile(const Status& status) {
     if (status.code() != Code::kIo)
       return status.code() == Code::kCorrupt || status.code() == Code::kNotFound;
-    return storage::ReadManifestText(place_.sink.get(), job_, name_, place_.timeout).ok();
+    std::call_once(manifest_tried_, [this] {
+      manifest_reads_ = storage::ReadManifestText(place_.sink.get(), job_, name_, place_.timeout).ok();
+    });
+    return manifest_reads_;
   }
 
   void Compare(size_t file, const char* what, uint32_t crc, uint32_t expected) {
@@ -177,6 +181,8 @@ class StepCheck {
   std::vector<storage::FileEntry> files_;
   std::vector<Range> ranges_;  // by file, then by offset
   std::mutex mutex_;
+  std::once_flag manifest_tried_;
+  bool manifest_reads_ = false;
   std::map<size_t, std::string> problems_;  // by file; guarded by mutex_ while files are read
 };
 
