@@ -195,9 +195,10 @@ std::shared_ptr<const StoredStep> StoredSteps::Manifest(const StepId& id) {
   const auto at = steps_.find(id);
   if (at == steps_.end() || !Offers(id, at->second)) return nullptr;
   at->second.used_at = ++use_;
-  if (at->second.manifest == nullptr && at->second.reader == kNoNode && at->second.again.at <= context_.now)
-    ReadManifest(id);
-  return at->second.manifest;
+  if (at->second.manifest != nullptr) return at->second.manifest;
+  // If members have left, those that are here may all have spoken: then the step may be gone after this.
+  if (at->second.reader == kNoNode && at->second.again.at <= context_.now) ReadManifest(id);
+  return nullptr;
 }
 
 bool StoredSteps::CannotBeRead(const StepId& id) const {
