@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs scripts/chaos for some rounds of one schedule: once each fault that takes only a second or two."""
+"""Runs scripts/chaos for some rounds of one schedule: once each fault that takes a few seconds, and three that take ten or
+twenty."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ from chaos_storage import View  # noqa: E402
 
 LIMIT_S = 240
 STANDALONE = ["kill-daemon", "kill-all-daemons", "lose-two-nodes", "full-memory", "throttle", "flip-bit"]
+STANDALONE += ["storage-refused", "away"]
 ETCD = ["kill-rank", "lose-coordinator", "partition", "cut-leader-link", "spares", "etcd-cut-leader", "etcd-wipe"]
+ETCD += ["replace-key"]
 
 
 def chaos(*words: str) -> subprocess.CompletedProcess[str]:
