@@ -139,8 +139,8 @@ void Fetcher::OnLooked(uint64_t id, const std::vector<uint32_t>& looked, const s
 }
 
 void Fetcher::Locate(Job* job) {
-  const bool by_another = job->load_stalled || job->load_failed;
-  const bool from_storage = job->storage == Job::Storage::kAsked || by_another;
+  const bool by_another = job->storage.by_another();
+  const bool from_storage = job->storage.state == StorageRead::State::kAsked || by_another;
   ROPETEAM_CHECK(!job->locating && !job->failing && (from_storage || job->locate_rounds < kLocateRoundsMax));
   job->locating = true;
   job->locate_rounds += from_storage ? 0 : 1;
@@ -152,7 +152,9 @@ void Fetcher::Locate(Job* job) {
   question.stalled = by_another;
   const uint64_t id = job->id;
   const bool storage = parts_.context.view.settings.reads_storage();
-  const TimeUs timeout = job->load_failed ? kStandInUs : storage ? kStorageLocateTimeoutUs : kLocateTimeoutUs;
+  const TimeUs timeout = job->storage.load_failed ? kStandInUs
+                         : storage                ? kStorageLocateTimeoutUs
+                                                  : kLocateTimeoutUs;
   job->question = parts_.asker.Ask(Question::Topic::kLocate, Encode(question), parts_.context.now + timeout,
                                    [this, id](const Result<std::string>& reply) { OnLocated(id, reply); });
 }
@@ -163,14 +165,13 @@ void Fetcher::OnLocated(uint64_t id, const Result<std::string>& reply) {
   ROPETEAM_CHECK(job->locating && job->id == id);
   job->locating = false;
   LocateReply located;
-  if (std::exchange(job->load_failed, false)) {
-    job->storage = Job::Storage::kNotAsked;
+  if (std::exchange(job->storage.load_failed, false)) {
+    job->storage.state = StorageRead::State::kNotAsked;
     if (reply.status().code() == Code::kDeadlineExceeded) return Pump(id);  // no other node has read it
   }
   if (!reply.ok()) {
     // The errors of the attempts have more details.
-    const bool tried = (job->storage == Job::Storage::kTried || job->storage_tries != 0) &&
-                       reply.status().code() == Code::kNotFound;
+    const bool tried = job->storage.tried() && reply.status().code() == Code::kNotFound;
     job->failing = true;
     job->failure = tried ? Explain(*job) : reply.status();
   } else if (!Decode(*reply, located, parts_.context.protocol)) {
@@ -180,14 +181,14 @@ void Fetcher::OnLocated(uint64_t id, const Result<std::string>& reply) {
   bool fresh = false;
   for (const NodeId holder : located.holders)
     if (holder != parts_.context.config.self) fresh = job->sources.try_emplace(holder).second || fresh;
-  if (job->load_stalled && (fresh || job->failing)) {
+  if (job->storage.load_stalled && (fresh || job->failing)) {
     AbandonLoad(job);
-  } else if (job->load_stalled) {
-    job->storage_again_at = parts_.context.now + kStorageAgainUs;
+  } else if (job->storage.load_stalled) {
+    job->storage.again_at = parts_.context.now + kStorageAgainUs;
   }
-  if (located.stored && job->storage != Job::Storage::kTried) {
-    job->storage = Job::Storage::kOffered;
-    job->stored = located;
+  if (located.stored && job->storage.state != StorageRead::State::kTried) {
+    job->storage.state = StorageRead::State::kOffered;
+    job->storage.offer = located;
   }
   Pump(id);
 }
@@ -223,12 +224,12 @@ void Fetcher::Pump(uint64_t id) {
     if (job->wanted.empty() && job->outstanding == 0) return End(id, OkStatus());
     if (!GiveOut(job)) stuck = true;
   }
-  if (job->load_stalled && !job->locating && job->storage_again_at <= context.now) return Locate(job);
-  if (job->load_failed && !job->locating) return Locate(job);
+  if (job->storage.load_stalled && !job->locating && job->storage.again_at <= context.now) return Locate(job);
+  if (job->storage.load_failed && !job->locating) return Locate(job);
   if (!stuck || job->outstanding != 0 || job->locating) return;
   if (AskToEncrypt(job)) return;
   const bool plaintext_helps = !job->repair || !KeepsCiphertext(*job);
-  if (job->storage == Job::Storage::kOffered && plaintext_helps) return LoadFromStorage(job);
+  if (job->storage.state == StorageRead::State::kOffered && plaintext_helps) return LoadFromStorage(job);
   if (job->locate_rounds < kLocateRoundsMax) {
     Locate(job);  // other nodes may have made new copies meanwhile
     return;
@@ -463,165 +464,6 @@ void Fetcher::OnGrant(NodeId from, const FetchGrant& grant, const Encryption& en
   Pump(grant.fetch);
 }
 
-bool Fetcher::AskStorage(Job* job) {
-  if (job->storage != Job::Storage::kNotAsked || !parts_.context.view.settings.reads_storage()) return false;
-  if (job->storage_tries >= kStorageTriesMax) return false;
-  if (job->repair && KeepsCiphertext(*job)) return false;
-  if (job->storage_again_at > parts_.context.now) return true;
-  job->storage = Job::Storage::kAsked;
-  Locate(job);
-  return true;
-}
-
-void Fetcher::LoadFromStorage(Job* job) {
-  Context& context = parts_.context;
-  ROPETEAM_CHECK(job->storage == Job::Storage::kOffered && job->outstanding == 0 && !job->locating);
-  job->storage = Job::Storage::kTried;
-  if (job->have_meta && KeepsCiphertext(*job)) DropCiphertext(job);
-  if (!job->have_meta) {
-    const uint64_t chunks = ChunksFor(job->stored.stream_bytes, context.store.chunk_bytes());
-    if (chunks == 0 || chunks > kChunksPerShardMax) {
-      job->storage_trouble = Error(Code::kCorrupt, "its manifest says %llu bytes",
-                                   static_cast<unsigned long long>(job->stored.stream_bytes));
-      job->storage_tries = kStorageTriesMax;
-      return Pump(job->id);
-    }
-    Result<std::vector<Extent>> extents = parts_.memory.Allocate(chunks);
-    if (!extents.ok()) {
-      job->failing = true;
-      job->failure = extents.status();
-      return Pump(job->id);
-    }
-    ROPETEAM_CHECK(!job->repair && job->extents.empty() && job->wanted.empty());
-    job->extents = std::move(*extents);
-    for (uint32_t chunk = 0; chunk < chunks; ++chunk) job->wanted.insert(chunk);
-  }
-  LoadChunks load;
-  load.shard = job->shard;
-  load.stream_bytes = job->have_meta ? job->meta.stream_bytes : job->stored.stream_bytes;
-  load.extents = job->extents;
-  load.chunks.assign(job->wanted.begin(), job->wanted.end());
-  job->busy.insert(job->wanted.begin(), job->wanted.end());
-  job->wanted.clear();
-  ++job->outstanding;
-  const uint64_t id = job->id;
-  const uint64_t number = job->load = next_load_++;
-  std::vector<uint32_t> chunks = load.chunks;
-  const auto loaded = [this, id, number, chunks = std::move(chunks)](const Status& status,
-                                                                     const LoadedChunks& result) {
-    const auto abandoned = abandoned_.find(number);
-    if (abandoned == abandoned_.end()) return OnLoaded(id, chunks, status, result);
-    parts_.context.store.Free(abandoned->second);
-    abandoned_.erase(abandoned);
-  };
-  parts_.persister.Load(std::move(load), loaded, [this, id, number] { OnLoadStalled(id, number); });
-}
-
-// Discards the chunks received from holders: a copy never mixes ciphertext and plaintext.
-void Fetcher::DropCiphertext(Job* job) {
-  ROPETEAM_CHECK(!job->repair && job->outstanding == 0 && job->busy.empty());
-  parts_.context.store.Free(std::exchange(job->extents, {}));
-  job->have_meta = false;
-  job->wanted.clear();
-  job->tried.clear();
-  for (auto& [node, source] : job->sources) source.state = Source::State::kFailed;
-}
-
-// The stalled load continues. It counts if it ends before another node has the shard.
-void Fetcher::OnLoadStalled(uint64_t id, uint64_t load) {
-  Job* job = Find(id);
-  if (job == nullptr || job->load != load || job->load_stalled) return;
-  LOG_WARNING("reading %s from storage has made no progress for a minute", job->shard.ToString().c_str());
-  // The load may write between chunks that are already here, so there is no other place to read to.
-  if (job->have_meta) return;
-  ROPETEAM_CHECK(!job->locating && !job->failing);
-  job->load_stalled = true;
-  Locate(job);
-}
-
-void Fetcher::AbandonLoad(Job* job) {
-  ROPETEAM_CHECK(job->load != 0 && job->outstanding == 1 && !job->have_meta && job->wanted.empty());
-  abandoned_[job->load] = std::exchange(job->extents, {});
-  job->busy.clear();
-  job->outstanding = 0;
-  job->load = 0;
-  job->load_stalled = false;
-  ++job->storage_tries;
-  job->storage_trouble = Error(Code::kUnavailable, "reading it made no progress for a minute");
-}
-
-// Whether loaded bytes of a shard that is not here yet are those that were persisted.
-bool Fetcher::AcceptLoaded(Job* job, const LoadedChunks& loaded) {
-  const ShardMeta& meta = loaded.meta;
-  if (meta.id != job->shard || meta.chunk_bytes != parts_.context.store.chunk_bytes() ||
-      meta.stream_bytes != job->stored.stream_bytes || loaded.crcs.size() != ChunkCount(job->extents))
-    return false;
-  if (job->stored.chunk_bytes == meta.chunk_bytes && ContentDigest(meta, loaded.crcs) != job->stored.content)
-    return false;
-  job->meta = meta;
-  job->meta.replicas = parts_.context.view.settings.replicas;  // a setting of this job, not stored on storage
-  job->crcs = loaded.crcs;
-  job->encryption = {parts_.context.NewSalt(), {}};
-  job->have_meta = true;
-  return true;
-}
-
-void Fetcher::OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const Status& status,
-                       const LoadedChunks& loaded) {
-  Job* job = &Outstanding(id);
-  Context& context = parts_.context;
-  --job->outstanding;
-  job->load = 0;
-  job->load_stalled = false;
-  for (const uint32_t chunk : chunks) {
-    const size_t busy = job->busy.erase(chunk);
-    ROPETEAM_CHECK(busy == 1);
-  }
-  const bool fresh = !job->have_meta;
-  std::set<uint32_t> good;
-  if (status.ok() && fresh && AcceptLoaded(job, loaded)) {
-    good.insert(chunks.begin(), chunks.end());
-  } else if (status.ok() && !fresh && loaded.crcs.size() == chunks.size()) {
-    for (size_t i = 0; i < chunks.size(); ++i)
-      if (loaded.crcs[i] == job->crcs[chunks[i]]) good.insert(chunks[i]);
-  }
-  const bool other_bytes = status.ok() && good.size() != chunks.size();
-  job->storage_trouble = other_bytes ? Error(Code::kCorrupt, "other bytes than were committed") : status;
-  if (!job->storage_trouble.ok()) {
-    ++job->storage_tries;
-    job->storage_again_at = context.now + kStorageAgainUs;
-    job->load_failed = context.view.members.size() > 1;
-    if (!job->load_failed) job->storage = Job::Storage::kNotAsked;
-  }
-  // Only committed steps are persisted. Their chunks may be of another size than those of this job.
-  if (!good.empty()) job->committed = fresh ? ContentDigest(job->meta, job->crcs) : job->stored.content;
-  for (const uint32_t chunk : good) {
-    context.counters.loaded_bytes += ChunkLength(job->meta.stream_bytes, context.store.chunk_bytes(), chunk);
-    if (!job->repair) continue;
-    if (StillHere(*job)) context.store.MarkRepaired(job->shard, chunk);
-    ++context.counters.chunks_repaired;
-    context.inventory_dirty = true;
-  }
-  context.counters_dirty = true;
-  const StoredWord word = WordOf(job->storage_trouble.code());
-  job->corrupt = job->corrupt || word == StoredWord::kBad;
-  // The copy here may be the one that does not count. So bytes that differ from it need not be damaged.
-  const bool says = !other_bytes || fresh;
-  // A leader before protocol 9 takes every report for damage.
-  const bool old = context.protocol < kStorageOrdersSince && word != StoredWord::kBad;
-  if (says && !old && context.view.leader != kNoNode)
-    context.Send(context.view.leader,
-                 StoredRead{job->shard, job->stored.stream_bytes, job->storage_trouble.code(),
-                            job->storage_trouble.message()});
-  if (fresh && !job->have_meta) {
-    context.store.Free(std::exchange(job->extents, {}));
-  } else {
-    for (const uint32_t chunk : chunks)
-      if (!good.contains(chunk)) job->wanted.insert(chunk);
-  }
-  Pump(id);
-}
-
 Status Fetcher::Explain(const Job& job) const {
   std::string tried = job.repair ? "this node (checksum mismatch)" : "";
   for (const auto& [node, source] : job.sources) {
@@ -629,13 +471,12 @@ Status Fetcher::Explain(const Job& job) const {
     tried +=
         parts_.context.NameOf(node) + " (" + (source.trouble.empty() ? "no bytes" : source.trouble) + ")";
   }
-  const bool from_storage = job.storage == Job::Storage::kTried || job.storage_tries != 0;
-  if (from_storage)
+  if (job.storage.tried())
     tried += (tried.empty() ? "" : ", ") + std::string("storage (") +
-             (job.storage_trouble.ok() ? "no bytes" : job.storage_trouble.message()) + ")";
+             (job.storage.trouble.ok() ? "no bytes" : job.storage.trouble.message()) + ")";
   if (tried.empty()) tried = "no node holds a copy";
   const Code code = job.corrupt                                ? Code::kCorrupt
-                    : job.storage_tries != 0 || job.key_absent ? Code::kUnavailable
+                    : job.storage.tries != 0 || job.key_absent ? Code::kUnavailable
                                                                : Code::kNotFound;
   return Error(code, "%s cannot be produced; tried: %s", job.shard.ToString().c_str(), tried.c_str());
 }
@@ -705,7 +546,7 @@ void Fetcher::PumpAll() {
 TimeUs Fetcher::NextTimer() const {
   TimeUs due = kNever;
   for (const auto& [id, job] : jobs_) {
-    if (job.storage_again_at > parts_.context.now) due = std::min(due, job.storage_again_at);
+    if (job.storage.again_at > parts_.context.now) due = std::min(due, job.storage.again_at);
     for (const auto& [node, source] : job.sources) {
       if (source.state == Source::State::kOpening) due = std::min(due, source.next_send);
       const auto lost = parts_.context.unreachable.find(node);
@@ -720,7 +561,6 @@ uint64_t Fetcher::allocated_chunks() const {
   uint64_t chunks = 0;
   for (const auto& [id, job] : jobs_)
     if (!job.repair) chunks += ChunkCount(job.extents);
-  for (const auto& [load, extents] : abandoned_) chunks += ChunkCount(extents);
   return chunks;
 }
 

@@ -7,8 +7,7 @@
 //
 // If no holder has a chunk, the shard is read from storage. The leader chooses one node at a time for this. If the load
 // stalls or fails there, another node reads the shard, and this node fetches it from there; if no other node can, it
-// tries again. A stalled load may still write to its chunks, so they are not reused until it ends. A fetch fails if some chunk has been tried at every source; the
-// error names all sources.
+// tries again. A fetch fails if some chunk has been tried at every source; the error names all sources.
 //
 // In a job that encrypts, ciphertext is read and kept. If the copy here is plaintext, or encrypted with another key,
 // each chunk is decrypted, and encrypted again, in place. Plaintext is never read from another node: if the holders have
@@ -72,6 +71,19 @@ class Fetcher {
     TimeUs lost_since = 0;  // time of the first failed get since the last good one; 0: none
     std::string trouble;    // why it failed, or what it sent
   };
+  // Storage as the last source of a fetch.
+  struct StorageRead {
+    enum class State : uint8_t { kNotAsked, kAsked, kOffered, kTried } state = State::kNotAsked;
+    LocateReply offer;  // kOffered and kTried
+    Status trouble;     // of the last attempt
+    uint32_t tries = 0;
+    TimeUs again_at = 0;        // after a failure that may pass
+    uint64_t load = 0;          // number of the running load; 0: none
+    bool load_stalled = false;  // another node is to load the shard
+    bool load_failed = false;   // likewise, and this node is no longer loading it
+    bool by_another() const { return load_stalled || load_failed; }
+    bool tried() const { return state == State::kTried || tries != 0; }
+  };
   struct Job {
     uint64_t id = 0;
     TimeUs begun = 0;
@@ -92,14 +104,7 @@ class Fetcher {
     std::map<uint32_t, std::set<NodeId>> tried;  // chunk → holders that sent bad bytes
     std::map<NodeId, Source> sources;
     uint32_t outstanding = 0;  // transfers and checks
-    enum class Storage : uint8_t { kNotAsked, kAsked, kOffered, kTried } storage = Storage::kNotAsked;
-    LocateReply stored;  // kOffered and kTried
-    Status storage_trouble;
-    uint32_t storage_tries = 0;
-    TimeUs storage_again_at = 0;  // after a failure that may pass
-    uint64_t load = 0;            // number of the running load from storage; 0: none
-    bool load_stalled = false;    // another node is to load the shard
-    bool load_failed = false;     // likewise, and this node is no longer loading it
+    StorageRead storage;
     bool corrupt = false;
     bool key_absent = false;    // a holder's copy is encrypted with a key that is not here
     bool looked_again = false;  // repair: chunks that no holder could serve were checked once more
@@ -138,7 +143,7 @@ class Fetcher {
   StartCheck::Range RangeFor(const Job& job, uint32_t chunk, const Source& from) const;
   bool AskStorage(Job* job);  // false: it has been tried, or there is none
   void LoadFromStorage(Job* job);
-  void OnLoadStalled(uint64_t id, uint64_t load);
+  void OnLoadStalled(uint64_t id);
   void AbandonLoad(Job* job);
   void OnLoaded(uint64_t id, const std::vector<uint32_t>& chunks, const Status& status,
                 const LoadedChunks& loaded);
@@ -151,8 +156,6 @@ class Fetcher {
   uint64_t next_job_ = 1;
   std::map<uint64_t, Job> jobs_;
   std::map<ShardId, uint64_t> by_shard_;
-  uint64_t next_load_ = 1;
-  std::map<uint64_t, std::vector<Extent>> abandoned_;  // chunks into which stalled loads may still write
 };
 
 }  // namespace ropeteam::engine

@@ -125,7 +125,7 @@ void Persister::OnLeaderState(const std::set<StepId>& persisting) {
   });
 }
 
-void Persister::Load(LoadChunks load, Loaded loaded, std::function<void()> stalled) {
+uint64_t Persister::Load(LoadChunks load, Loaded loaded, std::function<void()> stalled) {
   const uint64_t number = next_load_++;
   loading_.emplace(number, load.shard);
   parts_.context.inventory_dirty = true;
@@ -135,6 +135,11 @@ void Persister::Load(LoadChunks load, Loaded loaded, std::function<void()> stall
     parts_.context.inventory_dirty = true;
     const auto* chunks = std::get_if<LoadedChunks>(&result.result);
     ROPETEAM_CHECK(!status.ok() || chunks != nullptr);
+    if (const auto abandoned = abandoned_.find(number); abandoned != abandoned_.end()) {
+      parts_.context.store.Free(abandoned->second);
+      abandoned_.erase(abandoned);
+      return;
+    }
     loaded(status, status.ok() ? *chunks : LoadedChunks());
   };
   parts_.storage.Start(std::move(load), done, [this, number, stalled = std::move(stalled)] {
@@ -142,6 +147,12 @@ void Persister::Load(LoadChunks load, Loaded loaded, std::function<void()> stall
     parts_.context.inventory_dirty = true;
     stalled();
   });
+  return number;
+}
+
+void Persister::Abandon(uint64_t load, std::vector<Extent> extents) {
+  const bool fresh = abandoned_.emplace(load, std::move(extents)).second;
+  ROPETEAM_CHECK(fresh);
 }
 
 void Persister::OnCheck(NodeId from, const CheckStored& check) {
@@ -176,6 +187,7 @@ void Persister::OnCheck(NodeId from, const CheckStored& check) {
 uint64_t Persister::allocated_chunks() const {
   uint64_t chunks = 0;
   for (const auto& [shard, extents] : checking_) chunks += ChunkCount(extents);
+  for (const auto& [load, extents] : abandoned_) chunks += ChunkCount(extents);
   return chunks;
 }
 

@@ -30,8 +30,11 @@ class Persister {
   void OnLeaderState(const std::set<StepId>& persisting);
 
   using Loaded = std::function<void(const Status&, const LoadedChunks&)>;
-  // `stalled` is called each time the load has made no progress for over a minute. `loaded` still follows.
-  void Load(LoadChunks load, Loaded loaded, std::function<void()> stalled);
+  // `stalled` is called once, if the load makes no progress for over a minute. `loaded` still follows. Returns the load's
+  // number.
+  uint64_t Load(LoadChunks load, Loaded loaded, std::function<void()> stalled);
+  // No call follows for this load. It may still write to its chunks, so they are freed when it ends.
+  void Abandon(uint64_t load, std::vector<Extent> extents);
   std::vector<ShardId> loading() const;  // loads that are running and not stalled
   // Another node reports that the shard is damaged on storage: this node reads it, too.
   void OnCheck(NodeId from, const CheckStored& check);
@@ -56,6 +59,7 @@ class Persister {
   std::map<Key, Job> jobs_;
   uint64_t next_load_ = 1;
   std::map<uint64_t, ShardId> loading_;
+  std::map<uint64_t, std::vector<Extent>> abandoned_;
   std::map<ShardId, std::vector<Extent>> checking_;
 };
 

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Saves by the ranks of this node. sessions.cc has the rest of the sessions.
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/base/log.h"
+#include "core/engine/parts.h"
+#include "core/engine/sessions.h"
+#include "core/shard/manifest.h"
+
+namespace ropeteam::engine {
+
+// If the rank has saved the step on another node, the step may be committed without this save.
+Status Sessions::CheckNotCommitted(const ShardId& shard) const {
+  const StepId step = StepOf(shard);
+  if (!parts_.context.announced.listed.contains(step)) return OkStatus();
+  return Error(Code::kAlreadyExists, "%s is committed already", step.ToString().c_str());
+}
+
+void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t stream_bytes,
+                         uint64_t agreement) {
+  Session* session = Admitted(id, request);
+  if (session == nullptr) return;
+  Context& context = parts_.context;
+  const ShardId shard{session->incarnation, step, session->hello.rank};
+  if (session->saves >= kSavesOpenMax)
+    return AnswerStatusTo(
+        id, request, Error(Code::kNoSpace, "%u saves are open, limit %zu", session->saves, kSavesOpenMax));
+  const auto progress = progress_.find(shard);
+  if (context.store.Find(shard) != nullptr ||
+      (progress != progress_.end() && progress->second.level >= Level::kLocal))
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kAlreadyExists, "%s is saved already: a program that goes back opens again on all ranks",
+              shard.ToString().c_str()));
+  const Status open = CheckNotCommitted(shard);
+  if (!open.ok()) return AnswerStatusTo(id, request, open);
+  for (const auto& [save_id, save] : saves_)
+    if (save.shard == shard)
+      return AnswerStatusTo(
+          id, request, Error(Code::kAlreadyExists, "%s is being saved already", shard.ToString().c_str()));
+  if (context.leaving) {
+    NoteEnded(id, step);  // the other ranks need not wait for this rank's shard
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kUnavailable, "node %s leaves the job (it is drained): no save begins here",
+              context.config.node.c_str()));
+  }
+  if (agreement != 0 && context.protocol < 9) {
+    NoteEnded(id, step);
+    return AnswerStatusTo(id, request,
+                          Error(Code::kUnsupported,
+                                "a save with an agreement needs protocol 9 on every node, the job speaks %u: "
+                                "replace its older daemons",
+                                context.protocol));
+  }
+  const uint64_t chunks = ChunksFor(std::max<uint64_t>(stream_bytes, 1), context.store.chunk_bytes());
+  if (chunks > kChunksPerShardMax)
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kInvalidArgument, "a shard of %llu bytes takes %llu chunks of %llu bytes, limit %llu",
+              static_cast<unsigned long long>(stream_bytes), static_cast<unsigned long long>(chunks),
+              static_cast<unsigned long long>(context.store.chunk_bytes()),
+              static_cast<unsigned long long>(kChunksPerShardMax)));
+  Result<std::vector<Extent>> extents = parts_.memory.AllocateForSave(chunks);
+  if (!extents.ok()) {
+    ++context.counters.saves_refused;
+    NoteEnded(id, step);
+    context.counters_dirty = true;
+    return AnswerStatusTo(id, request, extents.status());
+  }
+  ++context.counters.saves_begun;
+  context.counters_dirty = true;
+  ++session->saves;
+  const SaveId save_id = next_save_++;
+  ROPETEAM_CHECK(ChunkCount(*extents) == chunks && !saves_.contains(save_id));
+  Save& save = saves_[save_id];
+  save.session = id;
+  save.shard = shard;
+  save.world_size = session->hello.world_size;
+  save.agreement = agreement;
+  save.extents = *extents;
+  save.crcs.resize(chunks);
+  save.ready.resize(chunks);
+  ProgressOf(shard).begun = context.now;
+  context.Note({.what = TraceEvent::What::kBegin, .shard = shard, .count = static_cast<uint32_t>(chunks)});
+  save.salt = context.NewSalt();
+  save.source = parts_.replicator.Begin(shard, context.view.settings.replicas, save.extents, save.salt);
+  ROPETEAM_CHECK(save.source != 0);
+  AnswerTo(id, request, AnswerGrant{save_id, std::move(*extents)});
+}
+
+void Sessions::SaveExtend(SessionId id, RequestId request, SaveId save_id, uint64_t chunks) {
+  if (Admitted(id, request) == nullptr) return;
+  const auto found = saves_.find(save_id);
+  if (found == saves_.end() || found->second.session != id)
+    return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such save is open"));
+  Save& save = found->second;
+  const uint64_t have = save.crcs.size();
+  if (chunks == 0 || chunks > kChunksPerShardMax - have)
+    return AnswerStatusTo(
+        id, request,
+        Error(Code::kInvalidArgument, "%llu chunks more than %llu, limit %llu of a shard",
+              static_cast<unsigned long long>(chunks), static_cast<unsigned long long>(have),
+              static_cast<unsigned long long>(kChunksPerShardMax)));
+  Result<std::vector<Extent>> extents = parts_.memory.AllocateForSave(chunks);
+  if (!extents.ok()) {
+    ++parts_.context.counters.saves_refused;
+    return AnswerStatusTo(id, request, extents.status());
+  }
+  save.extents.insert(save.extents.end(), extents->begin(), extents->end());
+  save.crcs.resize(have + chunks);
+  save.ready.resize(have + chunks);
+  ROPETEAM_CHECK(ChunkCount(save.extents) == save.crcs.size());
+  parts_.replicator.Extend(save.source, save.extents);
+  AnswerTo(id, request, AnswerGrant{save_id, std::move(*extents)});
+}
+
+void Sessions::SaveFilled(SessionId id, SaveId save_id, uint32_t first, const std::vector<uint32_t>& crcs) {
+  const auto found = saves_.find(save_id);
+  if (found == saves_.end() || found->second.session != id)
+    return;  // the save was aborted: late messages are ignored
+  Save& save = found->second;
+  if (first > save.crcs.size() || crcs.size() > save.crcs.size() - first) return;
+  for (size_t i = 0; i < crcs.size(); ++i)
+    if (save.ready[first + i]) return;
+  for (size_t i = 0; i < crcs.size(); ++i) {
+    save.ready[first + i] = true;
+    save.crcs[first + i] = crcs[i];
+  }
+  parts_.context.Note({.what = TraceEvent::What::kFilled,
+                       .shard = save.shard,
+                       .first = first,
+                       .count = static_cast<uint32_t>(crcs.size())});
+  parts_.replicator.Ready(save.source, first, crcs);
+}
+
+void Sessions::SaveDirect(SessionId id, const SaveDirectInput& direct) {
+  const auto found = saves_.find(direct.save);
+  if (found == saves_.end() || found->second.session != id) return;  // as in SaveFilled
+  Save& save = found->second;
+  if (direct.first > save.crcs.size() || direct.count > save.crcs.size() - direct.first) return;
+  if (!parts_.replicator.AddDevice(save.source, direct)) return;
+  save.device_chunks_end = std::max<uint64_t>(save.device_chunks_end, direct.first + direct.count);
+}
+
+void Sessions::SaveSettle(SessionId id, RequestId request, SaveId save_id, TimeUs timeout_us) {
+  const auto found = saves_.find(save_id);
+  if (found == saves_.end() || found->second.session != id)
+    return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such save is open"));
+  const uint64_t pending =
+      AddPending(id, request, Deadline(timeout_us), "a put was reading device memory of the save");
+  if (pending == 0) return;
+  parts_.replicator.EndDevice(found->second.source, [this, pending] {
+    const std::optional<Pending> open = TakePending(pending);
+    if (open) AnswerStatusTo(open->session, open->request, OkStatus());
+  });
+}
+
+Status Sessions::CheckCommit(const Save& save, const SaveCommitInput& commit) const {
+  const Store& store = parts_.context.store;
+  const uint64_t chunks = ChunksFor(commit.stream_bytes, store.chunk_bytes());
+  if (chunks == 0 || chunks > save.crcs.size() || commit.crcs.size() != chunks)
+    return Error(Code::kInvalidArgument, "a stream of %llu bytes with %zu checksums in a save of %zu chunks",
+                 static_cast<unsigned long long>(commit.stream_bytes), commit.crcs.size(), save.crcs.size());
+  for (size_t chunk = 0; chunk < save.ready.size(); ++chunk) {
+    if (save.ready[chunk] && (chunk >= chunks || save.crcs[chunk] != commit.crcs[chunk]))
+      return Error(Code::kInvalidArgument, "chunk %zu was announced with another checksum", chunk);
+  }
+  if (save.device_chunks_end * store.chunk_bytes() > commit.stream_bytes)
+    return Error(Code::kInvalidArgument,
+                 "%llu whole chunks were announced in device memory, the stream is %llu bytes",
+                 static_cast<unsigned long long>(save.device_chunks_end),
+                 static_cast<unsigned long long>(commit.stream_bytes));
+  if (commit.manifest_offset >= commit.stream_bytes)
+    return Error(Code::kInvalidArgument, "a manifest at %llu in a stream of %llu bytes",
+                 static_cast<unsigned long long>(commit.manifest_offset),
+                 static_cast<unsigned long long>(commit.stream_bytes));
+  std::string bytes(commit.stream_bytes - commit.manifest_offset, '\0');
+  for (uint64_t at = commit.manifest_offset; at < commit.stream_bytes;) {
+    const uint64_t chunk = at / store.chunk_bytes();
+    const uint64_t offset = at % store.chunk_bytes();
+    const uint64_t length = std::min(store.chunk_bytes() - offset, commit.stream_bytes - at);
+    std::memcpy(bytes.data() + (at - commit.manifest_offset),
+                store.chunk(ChunkAt(save.extents, chunk)) + offset, length);
+    at += length;
+  }
+  Result<Manifest> manifest = Manifest::Parse(bytes, commit.manifest_offset);
+  if (!manifest.ok()) return manifest.status();
+  if (manifest->objects().size() != commit.object_count)
+    return Error(Code::kInvalidArgument, "%u objects announced, %zu in the manifest", commit.object_count,
+                 manifest->objects().size());
+  return OkStatus();
+}
+
+void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput& commit) {
+  const auto found = saves_.find(commit.save);
+  const bool mine = found != saves_.end() && found->second.session == id;
+  const Session* session = Admitted(id, request);
+  if (session == nullptr) {
+    if (mine) EndSave(commit.save, "its rank is of a former incarnation");
+    return;
+  }
+  if (!mine) return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such save is open"));
+  ROPETEAM_CHECK(session->saves > 0 && found->second.shard.rank == session->hello.rank);
+  Status checked = CheckCommit(found->second, commit);
+  if (checked.ok()) checked = CheckNotCommitted(found->second.shard);
+  if (!checked.ok()) {
+    EndSave(commit.save, checked.message().c_str());
+    return AnswerStatusTo(id, request, checked);
+  }
+  Context& context = parts_.context;
+  Save save = std::move(found->second);
+  const ShardMeta meta{save.shard,
+                       save.world_size,
+                       context.view.settings.replicas,
+                       context.store.chunk_bytes(),
+                       commit.stream_bytes,
+                       commit.manifest_offset,
+                       commit.object_count,
+                       save.agreement};
+  const Status sealed =
+      context.store.Seal(meta, Role::kOwn, save.extents, commit.crcs, Encryption{save.salt, {}});
+  if (!sealed.ok()) {
+    found->second = std::move(save);
+    EndSave(commit.save, sealed.message().c_str());
+    return AnswerStatusTo(id, request, sealed);
+  }
+  saves_.erase(found);
+  --SessionOf(id).saves;
+  ROPETEAM_CHECK(context.store.Find(save.shard) != nullptr);
+  NoteEnded(id, save.shard.step);
+  ++context.counters.saves_sealed;
+  context.inventory_dirty = true;
+  ProgressOf(save.shard).bytes = commit.stream_bytes;
+  AnswerStatusTo(id, request, OkStatus());
+  Reached(save.shard, Level::kLocal);
+  parts_.replicator.Sealed(save.source);
+}
+
+void Sessions::SaveAbort(SessionId id, RequestId request, SaveId save_id) {
+  const auto found = saves_.find(save_id);
+  if (found == saves_.end() || found->second.session != id)
+    return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such save is open"));
+  EndSave(save_id, "by request");
+  AnswerStatusTo(id, request, OkStatus());
+}
+
+void Sessions::EndSave(SaveId id, const char* why) {
+  const auto found = saves_.find(id);
+  ROPETEAM_CHECK(found != saves_.end());
+  Save save = std::move(found->second);
+  saves_.erase(found);
+  Session& session = SessionOf(save.session);
+  ROPETEAM_CHECK(session.saves > 0);
+  --session.saves;
+  NoteEnded(save.session, save.shard.step);
+  LOG_INFO("save of %s aborted: %s", save.shard.ToString().c_str(), why);
+  ++parts_.context.counters.saves_aborted;
+  parts_.context.Note({.what = TraceEvent::What::kAbort, .shard = save.shard});
+  parts_.context.counters_dirty = true;
+  progress_.erase(save.shard);
+  const uint64_t chunks = ChunkCount(save.extents);
+  quiescing_chunks_ += chunks;
+  parts_.replicator.Cancel(save.source, [this, chunks, extents = std::move(save.extents)] {
+    ROPETEAM_CHECK(quiescing_chunks_ >= chunks);
+    parts_.context.store.Free(extents);
+    quiescing_chunks_ -= chunks;
+  });
+}
+
+}  // namespace ropeteam::engine
