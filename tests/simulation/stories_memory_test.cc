@@ -102,6 +102,26 @@ TEST_F(Story, ArenasFullOfWaitingStepsRecover) {
   SaveEverywhere(1, step);
 }
 
+// A node's copies are made again on the others while it is away. When it returns with its memory, every shard has a copy
+// more than it needs. An arena that is planned for two steps must still have room for the next one.
+TEST_F(Story, CopiesOfANodeThatReturnsLeaveRoomForTheNextStep) {
+  lengths_ = {4 * 4096};
+  StartNodes(3, 1, 22);  // two steps of two shards of five chunks, and two chunks
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  cluster_->CrashDaemon(2);
+  const auto copies_elsewhere = [&] {
+    return Holds(0, ShardOf(1, 1, 2)) && Holds(1, ShardOf(1, 1, 2)) &&
+           HoldersBeside(0, ShardOf(1, 1, 0)).size() == 1 && HoldersBeside(1, ShardOf(1, 1, 1)).size() == 1;
+  };
+  ASSERT_TRUE(Until(copies_elsewhere)) << Trouble();
+  StopWorld(1);
+  cluster_->StartDaemon(2);
+  AwaitOneView();
+  StartWorld(2);
+  SaveEverywhere(2, 2);
+}
+
 // A rank's daemon dies before the rank saves a step, while another node is away. Its arena still has the step
 // before, so nothing was lost there. So the step can never be complete, and does not fill the other arenas.
 TEST_F(Story, AStepThatADaemonsEndHasBrokenOffGoesWhileAnotherNodeIsAway) {
