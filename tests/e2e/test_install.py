@@ -111,6 +111,29 @@ def test_an_installation_saves_with_nothing_in_the_environment(prefix, own_store
     assert (library.parent / "libropeteam.so.0").exists(), "what a program that links it asks for"
 
 
+def is_elf(path: pathlib.Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def test_no_program_looks_for_libraries_in_the_current_directory(prefix):
+    """An empty element of a run path means the current directory, and a relative one a place below it."""
+    run_path = re.compile(r"\((?:RUNPATH|RPATH)\).*\[(.*)\]")
+    looked = 0
+    for directory in (BUILD, prefix):
+        for path in directory.rglob("*"):
+            if path.is_symlink() or not path.is_file() or not is_elf(path):
+                continue
+            said = run("readelf", "-d", str(path)).stdout
+            if "(NEEDED)" not in said:
+                continue
+            looked += 1
+            for elements in run_path.findall(said):
+                wrong = [each for each in elements.split(":") if not each.startswith(("/", "$ORIGIN"))]
+                assert not wrong, f"{path} looks for libraries in {elements!r}"
+    assert looked > 4
+
+
 def test_the_installed_bench_finds_library_and_daemon(prefix, tmp_path):
     usable("ofi")  # the baseline of `save` is a loop over libfabric
     done = run(
