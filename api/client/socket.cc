@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -40,6 +41,19 @@ Status ConnectError(int error, const std::string& path) {
   }
 }
 
+// Another user may have made the socket first, in a directory that both can write. What an impostor sends would be taken
+// for restored bytes.
+Status CheckServer(int fd, const std::string& path) {
+  ucred server{};
+  socklen_t length = sizeof(server);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &server, &length) != 0)
+    return ErrnoError(errno, "who serves the socket %s", path.c_str());
+  if (server.uid == geteuid() || server.uid == 0) return OkStatus();
+  return Error(Code::kInvalidArgument,
+               "the socket %s is served by uid %u: this process talks to uid %u or root", path.c_str(),
+               server.uid, geteuid());
+}
+
 }  // namespace
 
 Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline) {
@@ -54,7 +68,10 @@ Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline) {
   address.sun_family = AF_UNIX;
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   for (;;) {
-    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) return fd;
+    if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+      ROPETEAM_RETURN_IF_ERROR(CheckServer(fd.get(), path));
+      return fd;
+    }
     if (errno == EINTR) continue;
     if (errno != EAGAIN) return ConnectError(errno, path);
     if (deadline.Passed()) {

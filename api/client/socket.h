@@ -18,8 +18,9 @@ namespace ropeteam::client {
 // Bytes of a socket's path; sockaddr_un holds one more, the terminator.
 inline constexpr size_t kSocketPathBytesMax = 107;
 
-// Connects, non-blocking. kInvalidArgument: the path is empty, too long, or not a stream socket. kUnavailable: no
-// process listens there, or none accepts before the deadline. kIo: the operating system refused (permissions, limits).
+// Connects, non-blocking. kInvalidArgument: the path is empty, too long, or not a stream socket, or another user's
+// process serves it (root's may). kUnavailable: no process listens there, or none accepts before the deadline. kIo: the
+// operating system refused (permissions, limits).
 Result<UniqueFd> ConnectUnix(const std::string& path, Deadline deadline);
 
 // Sends as much as possible. Returns the bytes that the socket took; 0 if it would block. kUnavailable: the peer is

@@ -57,6 +57,26 @@ TEST_F(ConnectionTest, HelloSaysWhoIsThereAndInfoWhatCameBack) {
   EXPECT_EQ(info.arena_bytes, 64u * 65536);
 }
 
+// The kernel says who called listen().
+TEST_F(ConnectionTest, ASocketThatAnotherUserServesIsRefused) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to listen as another user";
+  const std::string path = daemon_.socket() + ".impostor";
+  const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  ASSERT_LT(path.size(), sizeof(address.sun_path));
+  path.copy(address.sun_path, path.size());
+  ASSERT_EQ(bind(listener, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  constexpr uid_t kNobody = 65534;
+  ASSERT_EQ(seteuid(kNobody), 0);
+  const int listening = listen(listener, 1);
+  ASSERT_EQ(seteuid(0), 0);
+  ASSERT_EQ(listening, 0);
+  EXPECT_FAILS(TryOpen(path), ROPETEAM_INVALID_ARGUMENT, "is served by uid 65534");
+  close(listener);
+  unlink(path.c_str());
+}
+
 TEST_F(ConnectionTest, AnswersThatComeInSingleBytesAreUnderstood) {
   daemon_.Configure([](FakeConfig& config) { config.byte_by_byte = true; });
   const Handle handle = Open();
