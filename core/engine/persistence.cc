@@ -207,9 +207,8 @@ void Persistence::OnConfirmed(const Status& status) {
     return BeginPhase(Run::Phase::kName);
   }
   if (run_->phase == Run::Phase::kManifest) return PutManifest();
-  if (!regained) return;
-  run_->orders_due = context_.now;
-  GiveOrders();
+  if (regained) run_->orders_due = context_.now;
+  GiveOrders();  // none was given if another caller's request had lost the hold
 }
 
 void Persistence::OnHoldReleased() {

@@ -611,6 +611,22 @@ TEST_F(PersistenceTest, AHoldThatIsLostStopsTheStep) {
   EXPECT_THAT(Why(10), HasSubstr("given it to node y"));
 }
 
+// Both nodes have failed to write. Before they are asked again, the request of another part loses the hold.
+TEST_F(PersistenceTest, AHoldThatAnotherPartHasLostIsRegainedForAllOrders) {
+  Listed();
+  Commit(10);
+  Answer(2, TakeOrders()[0].second, Code::kIo);
+  Answer(3, TakeOrders()[0].second, Code::kIo);
+  hold_says_ = Error(Code::kUnavailable, "not known");
+  hold_.Confirm([](const Status&) {});
+  AnswerHolds();
+  PassTime(2'000'000);
+  EXPECT_THAT(TakeOrders(), IsEmpty());
+  hold_says_ = OkStatus();
+  PassTime(5'000'000);
+  EXPECT_THAT(TakeOrders(), SizeIs(2));
+}
+
 TEST_F(PersistenceTest, AHoldThatHangsIsTrouble) {
   Listed();
   context_.protocol = 8;  // no other node can take storage over
