@@ -41,8 +41,8 @@ void Fetcher::Fetch(const ShardId& shard, Done done) {
   const SealedShard* here = parts_.context.store.Find(shard);
   const bool readable = here != nullptr && parts_.context.Readable(*here);
   if (readable && here->bad.empty()) return done(OkStatus());
-  if (readable) return Repair(shard, {}, std::move(done));
   if (Job* running = Running(shard, false)) return running->waiters.push_back(std::move(done));
+  if (readable) return Repair(shard, {}, std::move(done));
   ROPETEAM_CHECK(!jobs_.contains(next_job_));
   Job& job = jobs_[next_job_];
   job.id = next_job_++;
@@ -228,8 +228,7 @@ void Fetcher::Pump(uint64_t id) {
   if (job->storage.load_failed && !job->locating) return Locate(job);
   if (!stuck || job->outstanding != 0 || job->locating) return;
   if (AskToEncrypt(job)) return;
-  const bool plaintext_helps = !job->repair || !KeepsCiphertext(*job);
-  if (job->storage.state == StorageRead::State::kOffered && plaintext_helps) return LoadFromStorage(job);
+  if (job->storage.state == StorageRead::State::kOffered) return LoadFromStorage(job);
   if (job->locate_rounds < kLocateRoundsMax) {
     Locate(job);  // other nodes may have made new copies meanwhile
     return;
@@ -465,7 +464,9 @@ void Fetcher::OnGrant(NodeId from, const FetchGrant& grant, const Encryption& en
 }
 
 Status Fetcher::Explain(const Job& job) const {
-  std::string tried = job.repair ? "this node (checksum mismatch)" : "";
+  const SealedShard* here = parts_.context.store.Find(job.shard);
+  const bool bad_here = job.repair || (here != nullptr && !here->bad.empty());
+  std::string tried = bad_here ? "this node (checksum mismatch)" : "";
   for (const auto& [node, source] : job.sources) {
     if (!tried.empty()) tried += ", ";
     tried +=
@@ -481,16 +482,23 @@ Status Fetcher::Explain(const Job& job) const {
   return Error(code, "%s cannot be produced; tried: %s", job.shard.ToString().c_str(), tried.c_str());
 }
 
-// Another copy may have been sealed here meanwhile. It has its own chunks, and it may have other bytes.
+// Another copy may be here, which was bad or was sealed meanwhile. It has its own chunks, and it may have other bytes.
 Status Fetcher::SealFetched(const Job& job) {
   Store& store = parts_.context.store;
-  const Role role = parts_.sessions.HasRank(job.shard.rank) ? Role::kReplica : Role::kCache;
-  const Status sealed = parts_.context.Seal(job.meta, role, job.extents, job.crcs, job.encryption);
-  if (!sealed.ok()) store.Free(job.extents);
-  if (!sealed.ok() && sealed.code() != Code::kAlreadyExists) return sealed;
+  const uint64_t content = ContentDigest(job.meta, PlainCrcs(job.encryption, job.crcs));
   const SealedShard* here = store.Find(job.shard);
+  if (here != nullptr && !here->bad.empty() && here->content == content) {
+    parts_.context.counters.chunks_repaired += here->bad.size();
+    store.Replace(job.shard, job.extents, job.crcs, job.encryption);
+  } else {
+    const Role role = parts_.sessions.HasRank(job.shard.rank) ? Role::kReplica : Role::kCache;
+    const Status sealed = parts_.context.Seal(job.meta, role, job.extents, job.crcs, job.encryption);
+    if (!sealed.ok()) store.Free(job.extents);
+    if (!sealed.ok() && sealed.code() != Code::kAlreadyExists) return sealed;
+  }
+  here = store.Find(job.shard);
   ROPETEAM_CHECK(here != nullptr);
-  if (here->content != ContentDigest(job.meta, PlainCrcs(job.encryption, job.crcs)))
+  if (here->content != content)
     return Error(Code::kUnavailable, "%s was sealed here with other bytes during its fetch: read it again",
                  job.shard.ToString().c_str());
   if (job.committed == here->content) store.SetCommitted(job.shard);

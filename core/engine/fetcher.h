@@ -12,7 +12,7 @@
 // In a job that encrypts, ciphertext is read and kept. If the copy here is plaintext, or encrypted with another key,
 // each chunk is decrypted, and encrypted again, in place. Plaintext is never read from another node: if the holders have
 // only plaintext or ciphertext of keys that are not here, one of them is asked to encrypt its copy. Storage has
-// plaintext: a whole shard becomes a plaintext copy, and a ciphertext copy is not repaired from storage.
+// plaintext: a whole shard becomes a plaintext copy, which also replaces a ciphertext copy that no holder can repair.
 
 #ifndef ROPETEAM_CORE_ENGINE_FETCHER_H_
 #define ROPETEAM_CORE_ENGINE_FETCHER_H_

@@ -14,7 +14,6 @@ bool Fetcher::AskStorage(Job* job) {
   if (job->storage.state != StorageRead::State::kNotAsked || !parts_.context.view.settings.reads_storage())
     return false;
   if (job->storage.tries >= kStorageTriesMax) return false;
-  if (job->repair && KeepsCiphertext(*job)) return false;
   if (job->storage.again_at > parts_.context.now) return true;
   job->storage.state = StorageRead::State::kAsked;
   Locate(job);
@@ -60,10 +59,16 @@ void Fetcher::LoadFromStorage(Job* job) {
   job->storage.load = parts_.persister.Load(std::move(load), loaded, [this, id] { OnLoadStalled(id); });
 }
 
-// Discards the chunks received from holders: a copy never mixes ciphertext and plaintext.
+// Discards the chunks received from holders: a copy never mixes ciphertext and plaintext. A repair goes on as a fetch,
+// whose copy replaces the bad one.
 void Fetcher::DropCiphertext(Job* job) {
-  ROPETEAM_CHECK(!job->repair && job->outstanding == 0 && job->busy.empty());
-  parts_.context.store.Free(std::exchange(job->extents, {}));
+  ROPETEAM_CHECK(job->outstanding == 0 && job->busy.empty());
+  Store& store = parts_.context.store;
+  if (std::exchange(job->repair, false)) {
+    store.EndLease(job->lease);
+    job->extents.clear();
+  }
+  store.Free(std::exchange(job->extents, {}));
   job->have_meta = false;
   job->wanted.clear();
   job->tried.clear();

@@ -492,6 +492,31 @@ TEST_F(StorageStory, BadMemoryOfOneNodeCondemnsNothing) {
   EXPECT_EQ(LatestStep(3, 0), 2u);
 }
 
+// The job encrypts. Both copies in memory are ciphertext, and both are damaged.
+TEST_F(StorageStory, CiphertextThatIsBadEverywhereIsReplacedFromStorage) {
+  options_.encrypts = true;
+  StartStored(3);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  const ShardId shard = ShardOf(1, 1, 1);
+  LoseAndReplace({1});
+  ASSERT_TRUE(Until([&] { return cluster_->checker().CopiesMin(StepIn(1, 1)) >= 2; })) << Trouble();
+  const std::vector<size_t> holders = HoldersBeside(SIZE_MAX, shard);
+  ASSERT_EQ(holders.size(), 2u);
+  for (const size_t host : holders) {
+    ASSERT_TRUE(cluster_->host(host).store->Find(shard)->encrypted());
+    cluster_->FlipBit(host, shard, 0);
+  }
+  StopWorld(1);
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 0), 1u);
+  for (const size_t host : holders) {
+    const Status read = Read(2, static_cast<Rank>(host), 1, 1);
+    EXPECT_TRUE(read.ok()) << read.ToString();
+    EXPECT_EQ(cluster_->host(host).store->Find(shard)->bad.size(), 0u);
+  }
+}
+
 // The leader dies while a node reads a shard from storage. Then another node needs the shard.
 TEST_F(StorageStory, TheNextLeaderKnowsWhoReadsFromStorage) {
   options_.storage.request_min_us = options_.storage.request_max_us = kSecond;  // a chunk
