@@ -23,6 +23,8 @@ class Asker {
   uint64_t Ask(Question::Topic topic, std::string payload, TimeUs deadline, Done done);
   // Cancels an open question: its `done` is never called.
   void Forget(uint64_t number);
+  // Why the leader has not answered the open question yet.
+  const std::string& Reason(uint64_t number) const { return questions_.at(number).reason; }
   uint64_t next_number() const { return next_number_; }
   size_t open() const { return questions_.size(); }
 

@@ -482,6 +482,14 @@ Status Fetcher::Explain(const Job& job) const {
   return Error(code, "%s cannot be produced; tried: %s", job.shard.ToString().c_str(), tried.c_str());
 }
 
+std::string Fetcher::Trouble(const ShardId& shard) const {
+  const auto running = by_shard_.find(shard);
+  if (running == by_shard_.end()) return {};
+  const Job& job = jobs_.at(running->second);
+  if (job.locating) return parts_.asker.Reason(job.question);
+  return job.corrupt || job.storage.tries != 0 ? Explain(job).message() : "";
+}
+
 // Another copy may be here, which was bad or was sealed meanwhile. It has its own chunks, and it may have other bytes.
 Status Fetcher::SealFetched(const Job& job) {
   Store& store = parts_.context.store;

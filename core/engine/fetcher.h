@@ -41,6 +41,9 @@ class Fetcher {
   // adds its chunks to it.
   void Repair(const ShardId& shard, const std::vector<uint32_t>& chunks, Done done);
 
+  // What the shard's fetch or repair is told to wait for, or what it has tried in vain; empty: nothing.
+  std::string Trouble(const ShardId& shard) const;
+
   // `encryption` without tags in a job that encrypts: the holder's copy is plaintext.
   void OnGrant(NodeId from, const FetchGrant& grant, const Encryption& encryption);
   void OnView();

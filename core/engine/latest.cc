@@ -68,9 +68,10 @@ Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& 
   while (const std::optional<StepId> newest = stored_.NewestBefore(end)) {
     // The job has steps of its own in memory, so it does not begin from another job's steps.
     if (floor && (!(*floor < *newest) || stored_.IsOfSource(*newest))) break;
-    // A step that is given up need not be readable.
+    // A step that is given up need not be readable, and is not offered for want of others.
     const RestoreNote* note = restores_.Find(*newest);
-    const bool given_up = note != nullptr && note->by_hand && stored_.CannotBeRead(*newest);
+    const bool given_up = note != nullptr && note->by_hand &&
+                          (stored_.CannotBeRead(*newest) || !damage_.Found(*newest).empty());
     if (given_up || (of == Of::kOffered && restores_.Holds(*newest))) {
       end = *newest;
       continue;
@@ -83,8 +84,12 @@ Result<std::optional<StepId>> Latest::NewestStored(const std::optional<StepId>& 
     }
     if (!stored_.Has(*newest)) continue;  // damaged: try the next older one
     if (in_memory && GivesUpManifest(*newest, *floor)) return std::optional<StepId>();
-    return Error(Code::kUnavailable, "the manifest of %s on storage is being read%s",
-                 newest->ToString().c_str(), stored_.Because().c_str());
+    const std::string way_out =
+        stored_.CannotBeRead(*newest)
+            ? "; `ropeteam quarantine " + std::to_string(newest->step) + "` gives the step up"
+            : "";
+    return Error(Code::kUnavailable, "the manifest of %s on storage is being read%s%s",
+                 newest->ToString().c_str(), stored_.Because().c_str(), way_out.c_str());
   }
   return std::optional<StepId>();
 }

@@ -14,6 +14,7 @@
 #include "core/engine/restores.h"
 #include "core/engine/roster.h"
 #include "core/engine/step_table.h"
+#include "core/engine/stored_damage.h"
 #include "core/engine/stored_steps.h"
 
 namespace ropeteam::engine {
@@ -21,11 +22,12 @@ namespace ropeteam::engine {
 class Latest {
  public:
   Latest(const Context* context, const StepTable* table, Incarnations* incarnations, StoredSteps* stored,
-         Restores* restores, const Roster* roster)
+         const StoredDamage* damage, Restores* restores, const Roster* roster)
       : context_(*context),
         table_(*table),
         incarnations_(*incarnations),
         stored_(*stored),
+        damage_(*damage),
         restores_(*restores),
         roster_(*roster) {}
 
@@ -114,6 +116,7 @@ class Latest {
   const StepTable& table_;
   Incarnations& incarnations_;
   StoredSteps& stored_;
+  const StoredDamage& damage_;
   Restores& restores_;
   const Roster& roster_;
   TimeUs waits_since_ = 0;  // waiting for the listing since then; 0: no question has come yet

@@ -57,7 +57,7 @@ class Leader {
         stored_(context, &keeper_, &incarnations_.current()),
         restores_(context, &keeper_, &hold_, &stored_),
         roster_(context),
-        latest_(context, &table_, &incarnations_, &stored_, &restores_, &roster_),
+        latest_(context, &table_, &incarnations_, &stored_, &damage_, &restores_, &roster_),
         redundancy_(context, &table_),
         hold_(&keeper_, [this] { return StepToSee(); }),
         damage_(context, &keeper_, &hold_, &stored_),

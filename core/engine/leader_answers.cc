@@ -216,13 +216,15 @@ Status Leader::OfferStored(NodeId asker, bool stalled, LocateReply* reply) {
     loader.until = context_.now + kLoaderReportsUs;
     if (loader.node != asker && loader.node != kNoNode) context_.Send(loader.node, FetchOrder{shard});
   }
+  const std::string found = damage_.Found(StepOf(shard));
   if (loader.node == kNoNode) {
     loader.stalled = {asker};  // the other nodes get another attempt
-    return Error(Code::kUnavailable, "%s: no node can read it from storage now", shard.ToString().c_str());
+    return Error(Code::kUnavailable, "%s: no node can read it from storage now%s", shard.ToString().c_str(),
+                 found.c_str());
   }
   if (loader.node != asker)
-    return Error(Code::kUnavailable, "%s is being read from storage by %s", shard.ToString().c_str(),
-                 context_.NameOf(loader.node).c_str());
+    return Error(Code::kUnavailable, "%s is being read from storage by %s%s", shard.ToString().c_str(),
+                 context_.NameOf(loader.node).c_str(), found.c_str());
   reply->stored = true;
   reply->chunk_bytes = step->chunk_bytes;
   reply->stream_bytes = step->ranks[shard.rank].stream_bytes;

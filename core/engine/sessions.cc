@@ -480,8 +480,10 @@ void Sessions::OnTimer() {
   for (const uint64_t number : late) {
     const std::optional<Pending> pending = TakePending(number);
     ROPETEAM_CHECK(pending && pending->deadline <= parts_.context.now);
+    const std::string why = pending->fetched ? parts_.fetcher.Trouble(*pending->fetched) : "";
     AnswerStatusTo(pending->session, pending->request,
-                   Error(Code::kDeadlineExceeded, "the deadline passed while %s", pending->doing));
+                   Error(Code::kDeadlineExceeded, "the deadline passed while %s%s%s", pending->doing,
+                         why.empty() ? "" : "; last heard: ", why.c_str()));
   }
 }
 

@@ -173,8 +173,9 @@ class Sessions {
     SessionId session;
     RequestId request;
     TimeUs deadline;
-    const char* doing;       // for the error when the deadline has passed
-    NodeId asked = kNoNode;  // for Trace() only
+    const char* doing;                    // for the error when the deadline has passed
+    NodeId asked = kNoNode;               // for Trace() only
+    std::optional<ShardId> fetched = {};  // for the error: what its fetch waits for
   };
   std::map<uint64_t, Pending> pending_;
   uint64_t AddPending(SessionId session, RequestId request, TimeUs deadline,

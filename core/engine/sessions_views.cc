@@ -58,6 +58,7 @@ void Sessions::OpenPartly(uint64_t pending, const LocateReply& located) {
 }
 
 void Sessions::OpenWhole(uint64_t pending, const ShardId& shard) {
+  if (const auto open = pending_.find(pending); open != pending_.end()) open->second.fetched = shard;
   const auto here = [this, pending, shard](const Status& status) {
     const std::optional<Pending> open = TakePending(pending);
     if (!open) return;

@@ -46,11 +46,22 @@ void StoredDamage::OnRead(NodeId from, const StoredRead& read) {
   Case& found = cases_[shard];
   if (word == StoredWord::kBad && found.bad_loads++ == 0) found.not_here.clear();  // it may be there by now
   (word == StoredWord::kBad ? found.bad : found.not_here).insert(context_.NameOf(from));
+  if (word == StoredWord::kBad) found.why = read.why;
   if (!Proven(found)) return;
   stored_.MarkDamaged(id, read.why);
   // Another job's steps (restore_from) are not marked.
   if (!stored_.IsOfSource(id)) markings_[id] = {read.why, 0, context_.now};
   std::erase_if(cases_, [&id](const auto& each) { return StepOf(each.first) == id; });
+}
+
+std::string StoredDamage::Found(const StepId& id) const {
+  const auto found = std::find_if(cases_.begin(), cases_.end(), [&id](const auto& each) {
+    return StepOf(each.first) == id && !each.second.bad.empty();
+  });
+  if (found == cases_.end()) return {};
+  return "; " + *found->second.bad.begin() + " finds it damaged (" + found->second.why +
+         "); if no other node can read it, `ropeteam quarantine " + std::to_string(id.step) +
+         "` gives the step up";
 }
 
 void StoredDamage::Mark(const StepId& id, Marking* marking) {

@@ -28,6 +28,9 @@ class StoredDamage {
   void Begin();           // to lead, or no longer
   void OnHoldReleased();  // because the lease has expired
   void OnRead(NodeId from, const StoredRead& read);
+  // What one node has found in a shard of the step, and what an operator may do, as the end of a sentence. Empty: nothing,
+  // or it was confirmed, or another node has read the shard well.
+  std::string Found(const StepId& id) const;
   void OnTimer();
   TimeUs NextTimer() const;
 
@@ -43,6 +46,7 @@ class StoredDamage {
     std::set<std::string> bad;
     std::set<std::string> not_here;
     size_t bad_loads = 0;
+    std::string why;  // it is bad
   };
   struct Marking {
     std::string why;

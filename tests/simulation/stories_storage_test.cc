@@ -492,6 +492,33 @@ TEST_F(StorageStory, BadMemoryOfOneNodeCondemnsNothing) {
   EXPECT_EQ(LatestStep(3, 0), 2u);
 }
 
+// One node finds the only step damaged, and the storage of the other one hangs. Nobody can confirm the damage, the reader
+// is told what to do, and an operator does it.
+TEST_F(StorageStory, DamageThatNobodyCanConfirmIsGivenUpByHand) {
+  options_.storage.stalled_us = kSecond;
+  StartStored(2);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  const StepId damaged = StepIn(1, 1);
+  cluster_->storage().Damage(damaged, 0);
+  LoseAll();
+  cluster_->storage().Hang(0);
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 0), 1u);
+  Status read;
+  for (int i = 0; i < 10 && read.message().find("`ropeteam quarantine 1`") == std::string::npos; ++i)
+    read = Read(2, 0, 1, 0);
+  EXPECT_NE(read.message().find("node1 finds it damaged"), std::string::npos) << read.ToString();
+  cluster_->RunFor(60 * kSecond);
+  EXPECT_FALSE(cluster_->storage().Marked(damaged));
+  StopWorld(2);
+  cluster_->checker().SetQuarantined(damaged, true);
+  ASSERT_TRUE(Quarantine(1).ok());
+  StartWorld(3);
+  EXPECT_EQ(Latest(3, 0), std::nullopt);
+  SaveEverywhere(3, 1);
+}
+
 // The job encrypts. Both copies in memory are ciphertext, and both are damaged.
 TEST_F(StorageStory, CiphertextThatIsBadEverywhereIsReplacedFromStorage) {
   options_.encrypts = true;

@@ -194,7 +194,9 @@ TEST_F(ViewsStory, ANodeThatIsLeftAlonePersistsOneStepAfterTheOther) {
 TEST_F(ViewsStory, AStepThatCannotBeReadIsGivenUpByHand) {
   LoseAllAfterTwoSteps([&] { storage().FailReads(StepIn(1, 2)); });
   StartWorld(2);
-  EXPECT_EQ(AskLatest(2, 0, 10 * kSecond).code(), Code::kDeadlineExceeded);
+  const Status waits = AskLatest(2, 0, 10 * kSecond);
+  EXPECT_EQ(waits.code(), Code::kDeadlineExceeded);
+  EXPECT_NE(waits.message().find("`ropeteam quarantine 2`"), std::string::npos) << waits.ToString();
   cluster_->checker().SetQuarantined(StepIn(1, 2), true);
   ASSERT_TRUE(Quarantine(2).ok());
   ASSERT_TRUE(Until([&] { return AskLatest(2, 0, 5 * kSecond).ok(); }, 60 * kSecond)) << Trouble();
