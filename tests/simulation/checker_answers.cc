@@ -143,9 +143,12 @@ void Checker::OnAnswer(const Host& host, const Session& session, const Pending& 
   if (request.kind == RequestKind::kSetPolicy) OnPolicyAnswer(host, session, request.policy, status->status);
   if (request.kind == RequestKind::kLatest && code == Code::kNotFound)
     OnLatestAnswer(host, session, request, {}, 0);
-  if (request.kind == RequestKind::kLatest && code != Code::kOk && code != Code::kNotFound) {
-    if (status->status.message().empty())
-      Fail("host %zu does not say why `latest` waits: %s", host.index, CodeName(code));
+  const bool latest_waits =
+      request.kind == RequestKind::kLatest && code != Code::kOk && code != Code::kNotFound;
+  if (latest_waits && status->status.message().empty())
+    Fail("host %zu does not say why `latest` waits: %s", host.index, CodeName(code));
+  const bool may_be_lost = status->status.message().find("`ropeteam quarantine") != std::string::npos;
+  if (latest_waits || may_be_lost) {
     why_it_waits_ = status->status.ToString();
     waits_at_ = scheduler_.now();
   }

@@ -30,6 +30,8 @@ constexpr TimeUs kAtOnceUs = 50 * kMs;
 constexpr TimeUs kSlowInSilenceUs = 300 * kMs;
 constexpr uint64_t kSilenceSalt = 0x73696c656e636501;  // "silence"
 constexpr TimeUs kAdminUs = 5 * kSecond;
+// An operator waits this long for other nodes to confirm the damage that one node has found.
+constexpr TimeUs kDoubtUs = 30 * kSecond;
 // The time between two evaluations of conditions that are costly: over all copies of all nodes.
 constexpr TimeUs kAskEveryUs = 20 * kMs;
 
@@ -131,15 +133,20 @@ class Simulation {
     const std::string& why = checker().why_it_waits();
     const bool now = checker().waits_at() + 6 * kSecond > cluster_.now();  // ranks ask every five seconds
     if (!now || why.find("`ropeteam quarantine") == std::string::npos) return std::nullopt;
-    for (const char* before : {"committed step ", "the newest is step "}) {
+    for (const char* before : {"committed step ", "the newest is step ", "`ropeteam quarantine "}) {
       const size_t at = why.find(before);
       if (at == std::string::npos) continue;
       const Step step = std::strtoull(why.c_str() + at + std::strlen(before), nullptr, 10);
+      if (step == 0) continue;
       const std::vector<StepId> kept = checker().KeptSteps();
       const bool held = std::any_of(kept.begin(), kept.end(), [&](const StepId& id) {
         return id.step == step && checker().Producible(id);
       });
-      if (!held && !cluster_.storage().HasSound(step)) return step;
+      if (held || cluster_.storage().HasSound(step)) continue;
+      if (*before != '`') return step;
+      if (doubted_ != step) doubted_at_ = cluster_.now();
+      doubted_ = step;
+      if (doubted_at_ + kDoubtUs <= cluster_.now()) return step;
     }
     return std::nullopt;
   }
@@ -390,6 +397,8 @@ class Simulation {
   Random silence_;        // a generator of its own
   uint64_t crashes_ = 0;  // to come in the silence
   uint64_t down_ = 0;     // daemons, by these
+  Step doubted_ = 0;      // an operator is told that this step may have to be given up
+  TimeUs doubted_at_ = 0;
 };
 
 }  // namespace
