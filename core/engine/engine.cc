@@ -360,8 +360,12 @@ void Engine::Impl::NoteCommits(const LeaderState& state) {
     if (id.incarnation < kIncarnationMax) facts.committed = std::max(facts.committed, id);
   const RosterRecord& roster = state.roster;
   const bool made_here = roster.epoch == context_.view.epoch;
-  if (roster.revision > facts.roster_revision && !context_.leaving &&
-      (made_here || roster.epoch == facts.roster_epoch)) {
+  // The roster here, less nodes given up since. A drained node has an older one of the same epoch, and is in none since.
+  const auto& gone = state.forgotten;
+  const bool same_nodes = roster.epoch == facts.roster_epoch &&
+                          roster.revision <= facts.roster_revision + gone.size() &&
+                          std::find(gone.begin(), gone.end(), context_.config.node) == gone.end();
+  if (roster.revision > facts.roster_revision && !context_.leaving && (made_here || same_nodes)) {
     facts.roster_revision = roster.revision;
     facts.roster_epoch = roster.epoch;
     facts.roster_nodes = roster.nodes;

@@ -336,7 +336,8 @@ struct LeaderState {
   std::vector<Disagreement> disagreements;  // the newest, by step, at most kDisagreementsMax
   std::vector<DroppedStep> dropped;  // at most kDroppedMax: a wait for one of them that is not committed ends
   RankPolicy policy;                 // set by ranks for storage; incarnation 0: nothing is set
-  // A member writes it into its arena if its epoch is that of the view, or that of the roster there.
+  // A member writes it into its arena if its epoch is that of the view, or if it is the roster there without forgotten
+  // nodes: each of them adds one to the revision.
   RosterRecord roster;
   std::vector<std::string> forgotten;  // nodes that an operator has removed from it
   KeyId key = kPlaintext;              // the first key of every member, or kPlaintext while they differ

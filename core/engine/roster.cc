@@ -37,6 +37,7 @@ void Roster::Learn(NodeId member, const Inventory& inventory) {
   };
   if (age(inventory.roster) <= age(record_)) return;
   record_ = inventory.roster;
+  forgotten_.clear();
   ++version_;
 }
 
@@ -140,7 +141,7 @@ Status Roster::Forget(const std::string& node) {
   record_.nodes -= static_cast<uint32_t>(node.empty() ? missing : 1);
   for (const std::string& name : gone) std::erase(record_.names, name);
   forgotten_.insert(forgotten_.end(), gone.begin(), gone.end());
-  ++record_.revision;
+  record_.revision += gone.size();  // members that have missed an announcement compare it with forgotten()
   ++version_;
   LOG_WARNING("an operator gives up %s: what only these nodes know is lost",
               node.empty() ? "all missing nodes" : node.c_str());

@@ -185,6 +185,37 @@ TEST_F(Roster, AnElasticJobMissesTheNodesThatItHad) {
   RestoreEverywhere(2, 1);
 }
 
+// Node 3 is drained in the view in which the roster was made, and returns while node 0 is away. Of a step that was told
+// COMMITTED the other members have no good copy of one shard. Node 3 counted as one of the nodes of the roster that was
+// made without it, so no node seemed to be missing, and the older step was offered at once.
+TEST_F(Roster, ANodeThatWasDrainedDoesNotStandForOneThatIsAway) {
+  StartNodes(4);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  SaveEverywhere(1, 2);
+  StopWorld(1);
+  bool left = false;
+  cluster_->on_drained = [&left](size_t, const DrainReport&) { left = true; };
+  cluster_->Drain(3, 30 * kSecond);
+  ASSERT_TRUE(Until([&] { return left; })) << Trouble();
+  StopKeepingMemory({3});
+  ASSERT_TRUE(Until([&] { return Report(1).roster.nodes == 3; })) << Trouble();
+  const std::vector<size_t> holders = HoldersBeside(0, ShardOf(1, 2, 0));
+  ASSERT_EQ(holders.size(), 1u);
+  ASSERT_TRUE(cluster_->FlipBit(holders[0], ShardOf(1, 2, 0), 0));
+  StopKeepingMemory({0});
+  AwaitMembers({1, 2, 3});
+  // The order to copy the shard finds the flipped bit.
+  const Store& store = *cluster_->host(holders[0]).store;
+  ASSERT_TRUE(Until([&] { return !store.Find(ShardOf(1, 2, 0))->bad.empty(); })) << Trouble();
+  EXPECT_EQ(Report(1).roster.missing, 1u);
+  StartWorld(2, {1, 2, 3, 3});
+  EXPECT_THAT(AskLatest(2, 0, 5 * kSecond).message(),
+              HasSubstr("committed step 2 incarnation 1 cannot be produced without them"));
+  AwaitMembers({0, 1, 2, 3});
+  RestoreEverywhere(2, 2);
+}
+
 // One lost node is within R. The job goes on at once, and misses nobody when its copies are made again.
 TEST_F(Roster, IsRenewedWhenRedundancyIsWhole) {
   StartNodes(3);
