@@ -129,12 +129,15 @@ void Checker::Observe(const Host& host) {
         Copy& copy = at->second.copies[PlaceOf(host)];
         if (copy.encryption != now->second->encryption) {  // encrypted or decrypted, into other chunks
           const bool committed = copy.committed;
+          const TimeUs since = copy.since;
           if (!copy.encryption.tags.empty() && now->second->encrypted()) ++statistics_.reencrypted;
           if (copy.fate == Fate::kPresent) OnSealed(host, *now->second);
           copy.extents = now->second->extents;
           copy.encryption = now->second->encryption;
           copy.committed = committed;
+          copy.since = since;
         }
+        if (copy.bad.size() > now->second->bad.size()) copy.repaired_at = scheduler_.now();
         if (copy.role != now->second->role || copy.bad != now->second->bad) promise_dirty_ = true;
         copy.role = before->second = now->second->role;
         if (copy.bad != now->second->bad) copy.bad = now->second->bad;
@@ -489,10 +492,11 @@ bool Checker::Producible(const StepId& step) const {
   });
 }
 
-bool Checker::ProducibleOnMembers(const StepId& step, const Host& asked) const {
+bool Checker::ProducibleOnMembers(const StepId& step, const Host& asked, TimeUs since) const {
   return Covered(step, [&](const Place& place, const Shard& shard, const Copy& copy, uint32_t chunk) {
     const Host& host = *hosts_[place.host];
     return copy.fate == Fate::kPresent && host.daemon_runs() && asked.view.Contains(host.id) &&
+           std::max(copy.since, copy.repaired_at) <= since &&
            !std::binary_search(copy.bad.begin(), copy.bad.end(), chunk) &&
            ChunkRight(host, copy.extents, copy.encryption, shard, chunk);
   });

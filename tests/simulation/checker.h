@@ -8,10 +8,11 @@
 //   2  every shard of a committed step has right, counted copies on R + 1 hosts, minus those that were lost
 //      and not replaced, until a newer committed step has them. A committed step is dropped only after K
 //      newer committed steps, however often daemons restart
-//   3  `latest` is complete, of one opening and producible. It is not older than what the members hold, nor than a
-//      step reported COMMITTED, unless more than R hosts that held it have lost their memory before there were
-//      R + 1 copies again, the step is quarantined, or its hosts were away for as long as the job waits. "Nothing"
-//      is no answer while a node that is not lost knows of a commit. It is the same for all ranks of an incarnation
+//   3  `latest` is complete, of one opening and producible. It is not older than what the members hold and have
+//      reported, nor than a step reported COMMITTED, unless more than R hosts that held it have lost their memory
+//      before there were R + 1 copies again, the step is quarantined, its hosts were away for as long as the job
+//      waits, or no member can know of it. "Nothing" is no answer while a member can know of a commit that all
+//      memory together can produce. It is the same for all ranks of an incarnation
 //   4  an open view has the bytes that were saved; repaired chunks are right
 //   +  a step with a manifest on storage was committed, and its shards have the bytes that were saved. A step
 //      reported PERSISTED has a manifest and all its bytes, and `latest` is not older than what storage has,
@@ -204,6 +205,7 @@ class Checker {
     std::vector<uint32_t> bad;   // as marked in the store
     bool committed = false;      // likewise
     Encryption encryption = {};  // of its bytes
+    TimeUs repaired_at = 0;      // when marked chunks were last found to be good
     bool counted() const { return fate == Fate::kPresent && role != Role::kCache; }
   };
   struct Variant {
@@ -275,7 +277,7 @@ class Checker {
   size_t CountedRight(const Shard& shard, size_t* hurt) const;
   // Checks promise 2 for the newest committed steps.
   void CheckPromise();
-  bool NobodyHeard(const View& view, TimeUs told_at) const;
+  bool NobodyKnows(const View& view, const StepId& step) const;
   // An incarnation that asks under this view must be offered the step or a newer one.
   bool Owed(const StepId& step, const View& view) const;
   StepId NewestOwed(const View& view, TimeUs told_before) const;      // {0, 0}: none
@@ -302,7 +304,8 @@ class Checker {
   // Whether every chunk of every shard has a copy that `usable` accepts (place, shard, copy, chunk).
   template <typename Usable>
   bool Covered(const StepId& step, Usable usable) const;
-  bool ProducibleOnMembers(const StepId& step, const Host& host) const;
+  // By copies that have been as good as now since `since`.
+  bool ProducibleOnMembers(const StepId& step, const Host& host, TimeUs since = kForever) const;
   StepId FloorOf(const Host& host) const;
   bool RetiredByNewer(const StepId& step) const;
   void CheckStoredBytes(const StepId& id);

@@ -63,10 +63,10 @@ bool Checker::WaitedFor(const StepId& step, const View& view) const {
   return false;
 }
 
-// Every member is empty or has heard only from memory that is younger: nobody can know of a step told before.
-bool Checker::NobodyHeard(const View& view, TimeUs told_at) const {
+// No member was in the view in which ranks were told of the step, nor has heard from memory that was.
+bool Checker::NobodyKnows(const View& view, const StepId& step) const {
   return std::none_of(hosts_.begin(), hosts_.end(), [&](const auto& host) {
-    return host->daemon_runs() && view.Contains(host->id) && host->heard_since <= told_at;
+    return host->daemon_runs() && view.Contains(host->id) && host->knows.contains(step);
   });
 }
 
@@ -84,7 +84,7 @@ size_t Checker::Losses(const Shard& shard) const {
 
 // Only memory that was lost excuses an older step. Memory that is away does not: then the answer is to wait.
 bool Checker::Owed(const StepId& step, const View& view) const {
-  if (Retired(step) || quarantined_.contains(step) || NobodyHeard(view, committed_.at(step))) return false;
+  if (Retired(step) || quarantined_.contains(step) || NobodyKnows(view, step)) return false;
   const uint32_t world = WorldOf(step);
   std::set<size_t> hosts_lost;
   bool reachable = true;
@@ -120,7 +120,7 @@ StepId Checker::KnownSomewhere(const View& view, TimeUs told_before) const {
   for (const auto& [step, told_at] : committed_) {
     if (told_at > told_before || Retired(step) || quarantined_.contains(step) || !Producible(step)) continue;
     if (options_.faults.two_coordinators_max_us != 0) return {};
-    if (WaitedFor(step, view) || NobodyHeard(view, told_at)) continue;
+    if (WaitedFor(step, view) || NobodyKnows(view, step)) continue;
     for (auto at = shards_.lower_bound({step.incarnation, step.step, 0});
          at != shards_.end() && StepOf(at->first) == step; ++at)
       for (const auto& [place, copy] : at->second.copies)
@@ -133,8 +133,12 @@ StepId Checker::FloorOf(const Host& host) const {
   // More than the kept steps: if those are lost, an older one that is not dropped yet may be restored.
   constexpr size_t kLookedAtMax = 8;
   size_t looked_at = 0;
-  for (auto at = committed_.rbegin(); at != committed_.rend() && looked_at < kLookedAtMax; ++at, ++looked_at)
-    if (!quarantined_.contains(at->first) && ProducibleOnMembers(at->first, host)) return at->first;
+  for (auto at = committed_.rbegin(); at != committed_.rend() && looked_at < kLookedAtMax;
+       ++at, ++looked_at) {
+    // A copy that was made or repaired since may not be reported yet.
+    const TimeUs reported = std::max(at->second, scheduler_.now() - kNewsUs);
+    if (!quarantined_.contains(at->first) && ProducibleOnMembers(at->first, host, reported)) return at->first;
+  }
   return {};
 }
 

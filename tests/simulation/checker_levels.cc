@@ -133,6 +133,10 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
            restore.answer.ToString().c_str());
   }
   committed_[step] = scheduler_.now();
+  for (const Member& member : host.view.members)
+    if (const auto place = places_.find(member.id); place != places_.end())
+      if (Host& knowing = *hosts_[place->second.host]; PlaceOf(knowing) == place->second)
+        knowing.knows.insert(step);
   promise_dirty_ = true;
   restores_[step.incarnation].completed = true;
 }

@@ -132,8 +132,8 @@ void Cluster::DeliverMessage(size_t to, NodeId from, NodeId instance, Epoch epoc
     return WhenAwake(&target, [=, this] { DeliverMessage(to, from, instance, epoch, envelope); });
   const Host* sender = taker == instance ? FindInstance(from) : nullptr;
   if (sender != nullptr && TellsCommits(*envelope)) {
-    TimeUs& since = epoch > target.engine->view().epoch ? target.early_since : target.heard_since;
-    since = std::min(since, sender->heard_since);
+    std::set<StepId>& knows = epoch > target.engine->view().epoch ? target.knows_early : target.knows;
+    knows.insert(sender->knows.begin(), sender->knows.end());
   }
   const bool stale = taker != instance || epoch < target.engine->view().epoch;
   const uint64_t refused = stale ? target.engine->Report().counters.messages_stale : 0;

@@ -105,10 +105,10 @@ struct Host {
   bool gone = false;               // another machine has taken its place
   bool returns = false;            // the machine that is gone comes back when all is healed
   uint64_t memory_generation = 0;  // grows each time the memory is lost
-  TimeUs heard_since =
-      kForever;  // of its memory's first view, or of the oldest memory whose word has come here
-  TimeUs early_since = kForever;  // the same of messages that wait for a view
-  bool table_damaged = false;     // bits of the arena's tables have flipped
+  // Steps told COMMITTED in a view of which this memory was a member, and those that such memory has told it of since.
+  std::set<StepId> knows;
+  std::set<StepId> knows_early;  // the same of messages that wait for a view
+  bool table_damaged = false;    // bits of the arena's tables have flipped
   std::unique_ptr<std::byte[], Release> memory;
   uint64_t memory_bytes = 0;
   uint64_t chunks_begin = 0;  // offset of chunk 0 in the memory
