@@ -179,7 +179,15 @@ Status Sessions::CheckCommit(const Save& save, const SaveCommitInput& commit) co
     return Error(Code::kInvalidArgument, "a manifest at %llu in a stream of %llu bytes",
                  static_cast<unsigned long long>(commit.manifest_offset),
                  static_cast<unsigned long long>(commit.stream_bytes));
-  std::string bytes(commit.stream_bytes - commit.manifest_offset, '\0');
+  // The manifest is copied and read here, on the loop. So a rank cannot have the loop copy its whole shard.
+  const uint64_t manifest_bytes = commit.stream_bytes - commit.manifest_offset;
+  if (commit.object_count > kObjectsMax || manifest_bytes > ManifestBytesMax(commit.object_count))
+    return Error(Code::kInvalidArgument,
+                 "a manifest of %llu bytes for %u objects, limit %llu bytes and %llu objects",
+                 static_cast<unsigned long long>(manifest_bytes), commit.object_count,
+                 static_cast<unsigned long long>(ManifestBytesMax(commit.object_count)),
+                 static_cast<unsigned long long>(kObjectsMax));
+  std::string bytes(manifest_bytes, '\0');
   for (uint64_t at = commit.manifest_offset; at < commit.stream_bytes;) {
     const uint64_t chunk = at / store.chunk_bytes();
     const uint64_t offset = at % store.chunk_bytes();

@@ -33,6 +33,10 @@ inline constexpr std::string_view kMetadataObjectName = "ropeteam.metadata";  //
 inline constexpr size_t kStepMetadataBytesMax = 4096;  // per rank: 100 numbers with their names
 inline constexpr uint64_t kManifestHeaderBytes = 24;
 inline constexpr uint64_t kManifestEntryBytes = 24;
+// What encoded_bytes() of this many objects is at most.
+constexpr uint64_t ManifestBytesMax(uint64_t objects) {
+  return kManifestHeaderBytes + objects * (kManifestEntryBytes + kNameBytesMax) + sizeof(uint32_t);
+}
 
 struct Object {
   std::string name;

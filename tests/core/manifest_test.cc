@@ -179,6 +179,7 @@ TEST(Manifest, TheEstimateCoversNamesOf64Bytes) {
       ASSERT_TRUE(manifest.Add(name, 1).ok());
     }
     EXPECT_LE(manifest.encoded_bytes(), Manifest::EstimateBytes(objects));
+    EXPECT_LE(manifest.encoded_bytes(), ManifestBytesMax(objects));
   }
   // An absurd object count must not wrap around to a small reservation.
   EXPECT_GE(Manifest::EstimateBytes(UINT64_MAX), Manifest::EstimateBytes(kObjectsMax));

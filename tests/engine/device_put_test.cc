@@ -266,6 +266,17 @@ class World {
 
 class DevicePut : public ::testing::Test, protected World {};
 
+// The commit has 30 bytes; what it claims to be a manifest may be terabytes.
+TEST_F(DevicePut, AManifestThatIsLongerThanItsObjectsNeedIsNotRead) {
+  Shard shard(6, 'a');
+  const SaveId save = Begin(1, shard);
+  Fill(save, shard, 0, 6);
+  shard.manifest_offset = 0;
+  const Status refused = Commit(save, shard);
+  EXPECT_EQ(refused.code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.message(), ::testing::HasSubstr("for 1 objects, limit 307 bytes"));
+}
+
 TEST_F(DevicePut, ChunksLeaveTheDeviceBeforeTheyAreInTheArenaAndAreCheckedAgainstItsSums) {
   const Shard shard(6, 'a');
   const SaveId save = Begin(1, shard);
