@@ -28,19 +28,17 @@ from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
 from ._client import DEFAULT_TIMEOUT, Client
 from ._errors import Code, Corrupt, NotFound, RopeteamError, Unsupported, error_for
-from .torch._pt import Parts, load_pt, pt_file
+from .torch._pt import DEEPSPEED, Parts, load_pt, pt_file
 from .torch._reshard import SavedStep
 from .torch._saver import Saver
 from .torch._state import _restore_rng, _rng_objects, open_distributed
+from .torch._unpickle import refused
 
 _log = logging.getLogger("ropeteam")
 
 #: In a shard: the tag of the checkpoint, and the names of its files.
 _NOTE = "deepspeed"
 _TAG = re.compile(r"global_step(\d+)")
-#: Packages whose classes a checkpoint may have, in addition to those that torch.load accepts.
-_PACKAGES = ("deepspeed", "numpy", "argparse")
-_TORCH_TAKES = ("torch", "collections", "_codecs", "__builtin__", "builtins", "copyreg", "copy_reg")
 
 
 def attach(
@@ -110,12 +108,12 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
     @staticmethod
     def _check(names: set[str]) -> None:
         """TypeError: a value could not be loaded again."""
-        for name in sorted(names):
-            if name.split(".", 1)[0] not in (*_TORCH_TAKES, *_PACKAGES):
-                raise TypeError(
-                    f"the checkpoint has a {name}, which cannot be saved: in client_state only tensors, "
-                    "plain Python values, numpy's values and argparse.Namespace can stand"
-                )
+        for name in refused(names, DEEPSPEED):
+            raise TypeError(
+                f"the checkpoint has a {name}, which cannot be saved: in client_state only tensors, plain "
+                "Python values, numpy's plain arrays and scalars, argparse.Namespace and what "
+                "torch.serialization.add_safe_globals() has registered can stand"
+            )
 
     def commit(self, info: Any) -> bool:
         if self._saving is not None:
@@ -190,7 +188,7 @@ class RopeteamCheckpointEngine(TorchCheckpointEngine):  # type: ignore[misc, unu
             view = self._loading.view(owner)
             # In place if this node has the shard. From another rank's shard only this file is read.
             file = view.map(name) if owner == self._loading.own else memoryview(view.read(name))
-            self._loaded[name] = load_pt(file, _PACKAGES, map_location=map_location)
+            self._loaded[name] = load_pt(file, DEEPSPEED, map_location)
         return self._loaded[name]
 
     def _find(self, tag: str | None, stack: contextlib.ExitStack) -> tuple[SavedStep, str] | None:

@@ -26,7 +26,6 @@ lists what Megatron itself still does, and what does not work."""
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -49,7 +48,7 @@ from ._errors import InvalidArgument, NotFound, RopeteamError, Unsupported
 from ._values import Value
 from .torch._pieces import Piece
 from .torch._plain import flatten
-from .torch._pt import load_pt
+from .torch._pt import MEGATRON, load_pt, pickled
 from .torch._replicas import save_tensors
 from .torch._reshard import PART, Filling, SavedStep
 from .torch._saver import Saver
@@ -64,8 +63,6 @@ _CONFIG.update(common_backend="torch", common_backend_version=1)
 _COMMON, _METADATA, _TRACKER = "common.pt", "metadata.json", "latest_checkpointed_iteration.txt"
 #: The part that is not sharded, in a save by the four calls.
 _PLAIN = "megatron"
-#: Packages whose classes a sharded object may have, in addition to those that torch.load accepts.
-_PACKAGES = ("megatron", "numpy", "argparse", "_io")
 
 
 # ---- strategies of dist_checkpointing
@@ -158,14 +155,16 @@ def restore(
     metadata.json and latest_checkpointed_iteration.txt. Returns the checkpoint's directory, "…/iter_0000100";
     None: nothing is saved. A collective. Each node needs a directory, which need not be shared.
 
-    NotFound: dist_checkpointing did not save the step."""
+    NotFound: dist_checkpointing did not save the step. Unsupported: common.pt has a class that may not be
+    loaded."""
     mine: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
             found = client.latest(timeout)
             if found is not None:
                 with client.view(found.step, 0, timeout) as view:
-                    mine = [(found.step, view.read(_COMMON))]
+                    # Megatron unpickles the file, so it gets one that is made here.
+                    mine = [(found.step, pickled(load_pt(memoryview(view.read(_COMMON)), MEGATRON)))]
         except RopeteamError as error:
             mine = [error]
     dist.broadcast_object_list(mine, src=0)
@@ -208,9 +207,7 @@ def _objects(sharded_state_dict: Any) -> Iterator[tuple[str, Value | Piece]]:
             number = count[each.key] = count.get(each.key, -1) + 1
             yield f"{each.key}{PART}{number}", _piece(each)
         else:
-            file = io.BytesIO()
-            torch.save(each.data, file)  # type: ignore[no-untyped-call, unused-ignore]
-            yield f"{each.unique_key}.pt", file.getvalue()
+            yield f"{each.unique_key}.pt", pickled(each.data)
 
 
 def _piece(tensor: Any, shape: Sequence[int] | None = None) -> Piece:
@@ -243,7 +240,7 @@ def _fill(saved: SavedStep, sharded_state_dict: Any) -> Any:
         owner = saved.find(name)
         if owner is None:
             raise NotFound(f"no rank of step {saved.step} saved the object {each.unique_key}")
-        loaded[id(each)] = load_pt(memoryview(saved.view(owner).read(name)), _PACKAGES)
+        loaded[id(each)] = load_pt(memoryview(saved.view(owner).read(name)), MEGATRON)
     filling.read()
     return dict_utils.dict_list_map_inplace(lambda each: loaded[id(each)], sharded_state_dict)
 

@@ -46,8 +46,9 @@ from typing import Any
 
 import torch
 
-from .._errors import Corrupt, NotFound, Unsupported
+from .._errors import Corrupt, NotFound, RopeteamError, Unsupported
 from .._values import JsonValue
+from ._pt import load_pt
 
 _TAG = "$"
 #: Values with at least this many bytes become a separate tensor, which is not encoded.
@@ -250,8 +251,7 @@ class _Flattener:
         buffer = io.BytesIO()
         try:
             torch.save(value, buffer)
-            buffer.seek(0)
-            torch.load(buffer, weights_only=True)
+            load_pt(buffer.getbuffer())
         except Exception as error:  # pickle and the types' own code may raise anything
             kind, why = type(value), (str(error) or type(error).__name__).splitlines()[0]
             raise TypeError(
@@ -392,8 +392,8 @@ class _Unflattener:
 
 def _unpickle(encoded: bytes) -> Any:
     try:
-        return torch.load(io.BytesIO(encoded), weights_only=True)
-    except Exception as error:  # torch and the types' own code may raise anything
+        return load_pt(memoryview(encoded))
+    except RopeteamError as error:
         raise Unsupported(
             "torch.load(weights_only=True) took a value when it was saved and does not take it here; a class "
             f"of the program's own is made known by torch.serialization.add_safe_globals(): {error}"

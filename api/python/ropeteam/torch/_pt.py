@@ -9,7 +9,6 @@ file that torch.load opens (docs/frameworks.md). save() writes one to ropeteam:/
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import pickle
 import pickletools
@@ -18,6 +17,33 @@ from collections.abc import Callable, Iterable
 from typing import Any, Union
 
 import torch
+
+from .._errors import Corrupt, RopeteamError
+from ._unpickle import Unpickler, weights
+
+#: Classes that a file of DeepSpeed may have, and a sharded object of Megatron-Core.
+DEEPSPEED = (
+    "argparse.Namespace",
+    "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+    "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+    "deepspeed.runtime.zero.config.ZeroStageEnum",
+    "deepspeed.utils.tensor_fragment.fragment_address",
+)
+MEGATRON = (
+    "_io.BytesIO",
+    "argparse.Namespace",
+    "megatron.core.enums.ModelType",
+    "megatron.core.optimizer.optimizer_config.OptimizerConfig",
+    "megatron.core.rerun_state_machine.RerunDiagnostic",
+    "megatron.core.rerun_state_machine.RerunMode",
+    "megatron.core.rerun_state_machine.RerunState",
+    "megatron.core.transformer.enums.AttnBackend",
+    "megatron.core.transformer.enums.CudaGraphScope",
+    "pathlib.PosixPath",
+    "pathlib._local.PosixPath",
+    "signal.Signals",
+    "types.SimpleNamespace",
+)
 
 Parts = list[Union[bytes, torch.Tensor]]
 
@@ -67,10 +93,15 @@ def pt_file(value: Any, check: Callable[[set[str]], None] | None = None) -> Part
     check: called with the names of the classes and functions that the pickle needs, "module.name"."""
     parts = _around_tensors(value, check)
     if parts is None:
-        buffer = io.BytesIO()
-        torch.save(value, buffer)  # type: ignore[no-untyped-call, unused-ignore]
-        parts = [buffer.getvalue()]
+        parts = [pickled(value)]
     return parts
+
+
+def pickled(value: Any) -> bytes:
+    """By torch.save itself, data included."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)  # type: ignore[no-untyped-call, unused-ignore]
+    return buffer.getvalue()
 
 
 def _around_tensors(value: Any, check: Callable[[set[str]], None] | None = None) -> Parts | None:
@@ -118,16 +149,24 @@ def _around_tensors(value: Any, check: Callable[[set[str]], None] | None = None)
     return parts
 
 
-def load_pt(file: memoryview, packages: Iterable[str], **options: Any) -> Any:
-    """torch.load with weights_only=True, which also accepts the classes of these packages."""
-    unsafe = torch.serialization.get_unsafe_globals_in_checkpoint(_Mapped(file))
-    allowed: list[Any] = []
-    for name in unsafe:
-        if name.split(".", 1)[0] in packages:
-            module, _, attribute = name.rpartition(".")
-            allowed.append((getattr(importlib.import_module(module), attribute), name))
-    with torch.serialization.safe_globals(allowed):
-        return torch.load(_Mapped(file), weights_only=True, **options)  # type: ignore[no-untyped-call, unused-ignore]
+def load_pt(
+    file: memoryview, classes: Iterable[str] = (), map_location: Any = None, trust: str = Unpickler.trust
+) -> Any:
+    """The object of a file that torch.save wrote. The pickle in it may use what weights(classes) of
+    _unpickle.py has; no code of the file is run.
+
+    Unsupported: it needs more; the text ends with `trust`. Corrupt: the file is damaged, or torch.save did
+    not write it."""
+    pickler = type("Unpickler", (Unpickler,), {"table": weights(classes), "trust": trust})
+    # torch.load would decide by the environment and by the file's first bytes which unpickler it uses.
+    try:
+        with torch.serialization._open_zipfile_reader(_Mapped(file)) as archive:
+            module = types.SimpleNamespace(Unpickler=pickler)
+            return torch.serialization._load(archive, map_location, module, encoding="utf-8")
+    except (RopeteamError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # torch, pickle and the classes' own code may raise anything
+        raise Corrupt(f"not an intact file of torch.save: {type(error).__name__}: {error}") from error
 
 
 def _globals(pickled: bytes) -> Iterable[str]:
