@@ -37,7 +37,7 @@ class CheckpointManager(_TitansManager):  # type: ignore[misc, unused-ignore]
 
     @dataclass(kw_only=True, slots=True)
     class Config(_TitansManager.Config):  # type: ignore[misc, name-defined, unused-ignore]
-        """torchtitan's settings, and two more. async_mode: "disabled" or "async"."""
+        """torchtitan's settings, and three more. async_mode: "disabled" or "async"."""
 
         timeout: float = DEFAULT_TIMEOUT
         """Seconds for opening, a wait for the previous save, and each read of a load."""
@@ -46,6 +46,9 @@ class CheckpointManager(_TitansManager):  # type: ignore[misc, unused-ignore]
         """A checkpoint whose step is a multiple of it is written to the job's storage; 0: the daemons'
         --persist-every decides."""
 
+        unsafe_pickle: bool = False
+        """See StorageReader: a load may run code that a checkpoint brings."""
+
     def __init__(self, config: Any, **states: Any) -> None:
         super().__init__(config, **states)
         if not self.enable:
@@ -53,6 +56,7 @@ class CheckpointManager(_TitansManager):  # type: ignore[misc, unused-ignore]
         if self.async_mode == AsyncMode.ASYNC_WITH_PINNED_MEM:
             raise Unsupported('async_mode="async_with_pinned_mem": "async" copies straight into the arena')
         self._timeout, self._persist_interval = config.timeout, config.persist_interval
+        self._unsafe_pickle = config.unsafe_pickle
         self.client = open_distributed(timeout=config.timeout)
         self._saver = Saver(self.client, config.timeout)
 
@@ -93,7 +97,10 @@ class CheckpointManager(_TitansManager):  # type: ignore[misc, unused-ignore]
             return bool(super()._load(step))
         with torch.no_grad():
             states = self._states_to_load(found == 0)
-            dcp.load(states, storage_reader=StorageReader(self.client, found, timeout=self._timeout))
+            reader = StorageReader(
+                self.client, found, timeout=self._timeout, unsafe_pickle=self._unsafe_pickle
+            )
+            dcp.load(states, storage_reader=reader)
             self.states[MODEL].load_state_dict(states)
         return True
 

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple, Union
 
 import torch
 
+from ..torch._pt import pickled
+
 #: A piece of a file: bytes, or a one-dimensional uint8 tensor over existing memory.
 Piece = Union[bytes, torch.Tensor]
 
@@ -141,13 +143,6 @@ def pieces(tensor: torch.Tensor) -> list[Piece]:
         return [pickled(tensor)]
     box = container(form)
     return [box.head, data(tensor, form), box.tail]
-
-
-def pickled(value: Any) -> bytes:
-    """By torch.save itself, data included."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
 
 
 def length_of(piece: Piece) -> int:

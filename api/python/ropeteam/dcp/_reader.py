@@ -6,15 +6,19 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import pathlib
 import pickle
 import re
 import uuid
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint import storage as dcp_storage
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -27,8 +31,10 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.futures import Future
 
 from .._client import DEFAULT_TIMEOUT, Client, StepInfo, View
-from .._errors import Corrupt, NotFound, Unsupported
+from .._errors import Corrupt, NotFound, RopeteamError, Unsupported
 from .._ranges import Range
+from ..torch._pt import load_pt, pickled
+from ..torch._unpickle import loads
 from ._container import container, contiguous_form
 from ._writer import METADATA, NOTE, NOTE_VERSION, CheckpointId, StorageWriter, as_step
 
@@ -37,6 +43,29 @@ _FILE_OF_RANK = re.compile(r"__(\d+)_\d+\.")
 
 #: A box with more runs than this is read whole.
 _RANGES_MAX = 4096
+
+#: What a pickle of DCP's metadata may use.
+_METADATA_TABLE: dict[str, Any] = {
+    f"{each.__module__}.{each.__qualname__}": each
+    for each in (
+        dcp_metadata.BytesStorageMetadata,
+        dcp_metadata.ChunkStorageMetadata,
+        dcp_metadata.Metadata,
+        dcp_metadata.MetadataIndex,
+        dcp_metadata.StorageMeta,
+        dcp_metadata.TensorProperties,
+        dcp_metadata.TensorStorageMetadata,
+        dcp_metadata._MEM_FORMAT_ENCODING,
+        filesystem._StorageInfo,
+        OrderedDict,
+        pathlib.PosixPath,
+        torch.Size,
+        torch.serialization._get_layout,
+    )
+}
+_METADATA_TABLE.update({str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)})
+#: The end of an error about something else.
+_TRUST = "StorageReader(…, unsafe_pickle=True) loads it, and runs any code that the checkpoint brings"
 
 
 def latest(client: Client, timeout: float = DEFAULT_TIMEOUT) -> StepInfo | None:
@@ -89,17 +118,24 @@ class StorageReader(dcp_storage.StorageReader):  # type: ignore[misc]
     step: default: latest(). ``checkpoint_id=step`` of dcp.load is the same.
     timeout: seconds, for each read.
 
-    Like torch's reader it unpickles .metadata and values that are not tensors: a checkpoint can run code
-    here.
+    unsafe_pickle: unpickle .metadata and values that are not tensors as torch's reader does. Then a
+    checkpoint can run code here. False: .metadata may have only DCP's own classes, and values only what
+    torch.load accepts with weights_only=True, with numpy's plain arrays and scalars.
 
     dcp.load raises the errors. NotFound: there is no such step, or StorageWriter did not save it. Corrupt: no
-    copy has good bytes. Anything loaded before an error stays loaded.
+    copy has good bytes. Unsupported: a class is not allowed. Anything loaded before an error stays loaded.
     """
 
     def __init__(
-        self, client: Client, step: CheckpointId | None = None, *, timeout: float = DEFAULT_TIMEOUT
+        self,
+        client: Client,
+        step: CheckpointId | None = None,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        unsafe_pickle: bool = False,
     ) -> None:
         super().__init__()
+        self._unsafe = unsafe_pickle
         self._client = client
         self._step = None if step is None else as_step(step)
         self._timeout = timeout
@@ -153,7 +189,7 @@ class StorageReader(dcp_storage.StorageReader):  # type: ignore[misc]
             by_rank.setdefault(self._rank_of(item.name), []).append(item)
         for rank, items in by_rank.items():
             with self._view(rank) as view:
-                _read(view, items, planner)
+                _read(view, items, planner, self._unsafe)
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -198,7 +234,7 @@ class StorageReader(dcp_storage.StorageReader):  # type: ignore[misc]
             with self._view(note["coordinator"]) as other:
                 return self._coordinators(other)
         self._ranks = dict(enumerate(note.get("ranks", [])))
-        return _unpickle(view, METADATA)
+        return _unpickle(view, METADATA, self._unsafe)
 
     def _local_metadata(self, wanted: Iterable[int]) -> list[Metadata]:
         """The metadata of these DCP ranks, as far as they exist; this rank's own first."""
@@ -213,7 +249,7 @@ class StorageReader(dcp_storage.StorageReader):  # type: ignore[misc]
                 for match in filter(None, map(_LOCAL_METADATA.fullmatch, view.names())):
                     if ranks is None or int(match[1]) in ranks:
                         self._ranks[int(match[1])] = rope_rank
-                        found[rope_rank] = _unpickle(view, match[0])
+                        found[rope_rank] = _unpickle(view, match[0], self._unsafe)
         if not found:
             raise NotFound(f"step {self._step} has no metadata of ranks of their own")
         return [found[rank] for rank in sorted(found, key=lambda rank: (rank != self._client.rank, rank))]
@@ -252,12 +288,19 @@ def _chunk(saved: TensorStorageMetadata, index: MetadataIndex) -> Any:
     return next(chunk for chunk in saved.chunks if chunk.offsets == index.offset)
 
 
-def _unpickle(view: View, name: str) -> Metadata:
-    metadata = pickle.loads(view.read(name))
+def _unpickle(view: View, name: str, unsafe: bool) -> Metadata:
+    where = f"step {view.step}, rank {view.rank}: {name}"
+    encoded = view.read(name)
+    try:
+        metadata = pickle.loads(encoded) if unsafe else loads(encoded, _METADATA_TABLE, _TRUST)
+    except MemoryError:
+        raise
+    except RopeteamError as error:
+        raise type(error)(f"{where}: {error}") from error
+    except Exception as error:  # pickle may raise anything
+        raise Corrupt(f"{where} is not DCP's metadata: {type(error).__name__}: {error}") from error
     if not isinstance(metadata, Metadata):
-        raise Corrupt(
-            f"step {view.step}, rank {view.rank}: {name} is a {type(metadata).__name__}, not DCP's metadata"
-        )
+        raise Corrupt(f"{where} is a {type(metadata).__name__}, not DCP's metadata")
     return metadata
 
 
@@ -283,7 +326,7 @@ def _merge(metadatas: list[Metadata]) -> Metadata:
 # ---- reading
 
 
-def _read(view: View, items: list[_Item], planner: LoadPlanner) -> None:
+def _read(view: View, items: list[_Item], planner: LoadPlanner, unsafe: bool) -> None:
     view.read_ranges(
         [Range(item.name, item.head, item.offset, len(item.head)) for item in items if item.head]
     )
@@ -293,7 +336,7 @@ def _read(view: View, items: list[_Item], planner: LoadPlanner) -> None:
     for item in items:
         request = item.request
         if request.type == LoadItemType.BYTE_IO:
-            planner.load_bytes(request, io.BytesIO(item.head))
+            planner.load_bytes(request, io.BytesIO(item.head if unsafe else _checked(view, item)))
             continue
         target = planner.resolve_tensor(request).detach()
         if target.size() != request.lengths:
@@ -321,6 +364,19 @@ def _read(view: View, items: list[_Item], planner: LoadPlanner) -> None:
         planner.commit_tensor(request, target)
 
 
+def _checked(view: View, item: _Item) -> bytes:
+    """DCP's planner unpickles anything. So the value is loaded here, and the planner gets it pickled again."""
+    return pickled(_load(view, item, memoryview(item.head)))
+
+
+def _load(view: View, item: _Item, file: memoryview) -> Any:
+    try:
+        return load_pt(file, ("_io.BytesIO",), "cpu", _TRUST)
+    except (Unsupported, Corrupt) as error:
+        name = item.request.storage_index.fqn
+        raise type(error)(f"step {view.step}, rank {view.rank}: {name}: {error}") from error
+
+
 def _by_torch(view: View, item: _Item) -> torch.Tensor:
     """The box of a tensor that was not saved contiguous, or by another version of torch, or as
     safetensors."""
@@ -330,8 +386,10 @@ def _by_torch(view: View, item: _Item) -> torch.Tensor:
     assert item.dtype is not None
     if item.length == elements * item.dtype.itemsize and view.read(item.name, item.offset, 2) != b"PK":
         return _box(_from_safetensors(view, item), item.request)
-    stream = io.BytesIO(view.read(item.name, item.offset, item.length))
-    return _box(torch.load(stream, map_location="cpu", weights_only=True), item.request)
+    tensor = _load(view, item, memoryview(view.read(item.name, item.offset, item.length)))
+    if not isinstance(tensor, torch.Tensor):
+        raise Corrupt(f"{item.request.storage_index.fqn} is a {type(tensor).__name__}, not a tensor")
+    return _box(tensor, item.request)
 
 
 def _from_safetensors(view: View, item: _Item) -> torch.Tensor:

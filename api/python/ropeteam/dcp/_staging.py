@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from .._client import Client
-from ._container import pickled
+from ..torch._pt import pickled
 from ._layout import Options
 
 Structure = tuple[tuple[str, Any], ...]
