@@ -118,6 +118,7 @@ def test_numpys_plain_values_and_the_other_contents_come_back():
     assert rng["np_rng_state"][1].tolist() == numpy.random.RandomState(1).get_state()[1].tolist()
     assert rng["random_rng_state"] == random.Random(1).getstate()
     assert (extra.read(), data, numbers) == (b"extra state", b"bytes", {1, 2})
+    assert load_pt(memoryview(saved([b"", io.BytesIO()])), MEGATRON)[0] == b""
     for dtype in (">f8", "<i2", "|S3", "<U2", "?", "c16", "u8"):
         made = numpy.ones(3, dtype)
         again, kind = load_pt(memoryview(saved([made, made.dtype])))

@@ -187,7 +187,13 @@ def _torch() -> dict[str, Any]:
         for name, each in by_torch._get_allowed_globals().items()
         if not (isinstance(each, type) and each in old)
     }
+    table["builtins.bytes"] = _no_bytes
     return {**table, "_codecs.encode": _encode, "torch._tensor._rebuild_from_type_v2": _from_type}
+
+
+def _no_bytes() -> bytes:
+    """How protocol 2 has b""."""
+    return b""
 
 
 def _encode(text: str, encoding: str = "") -> bytes:
