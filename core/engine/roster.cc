@@ -21,22 +21,28 @@ void Roster::Begin() {
   newest_committed_ = {};
   forgotten_.clear();
   members_.clear();
+  counts_.reset();
   ++version_;
 }
 
 void Roster::OnView() {
   std::erase_if(members_, [this](const auto& member) { return !context_.Contains(member.first); });
+  counts_.reset();
 }
 
 void Roster::Learn(NodeId member, const Inventory& inventory) {
-  members_[member] = {inventory.roster.revision, inventory.roster.epoch, inventory.joined,
-                      inventory.report.leaving};
+  const Standing now{inventory.roster.revision, inventory.roster.epoch, inventory.joined,
+                     inventory.report.leaving};
+  const auto [known, fresh] = members_.try_emplace(member, now);
+  if (fresh || !(known->second == now)) counts_.reset();
+  known->second = now;
   newest_committed_ = std::max(newest_committed_, inventory.newest_committed);
   const auto age = [](const RosterRecord& record) {
     return std::tuple(record.revision, record.epoch, record.names.size());
   };
   if (age(inventory.roster) <= age(record_)) return;
   record_ = inventory.roster;
+  counts_.reset();
   forgotten_.clear();
   ++version_;
 }
@@ -50,11 +56,19 @@ bool Roster::Present(const Standing& standing) const {
   return same || (!standing.leaving && Continuous(standing));
 }
 
+const Roster::Counts& Roster::Counted() const {
+  if (!counts_ || counted_in_ != context_.view.epoch) counts_ = Count();
+  counted_in_ = context_.view.epoch;
+  return *counts_;
+}
+
 Roster::Counts Roster::Count() const {
   const std::vector<Member>& members = context_.view.members;
+  const auto staying = static_cast<uint32_t>(std::count_if(
+      members_.begin(), members_.end(), [](const auto& member) { return !member.second.leaving; }));
   if (record_.revision == 0 || context_.protocol < kRosterSince)
-    return {context_.view.settings.nodes, members.size(), 0, false};
-  Counts counts{record_.nodes, 0, 0, false};
+    return {context_.view.settings.nodes, members.size(), 0, false, staying};
+  Counts counts{record_.nodes, 0, 0, false, staying};
   for (const Member& member : members) {
     const auto known = members_.find(member.id);
     const bool present = known != members_.end() && Present(known->second);
@@ -67,13 +81,13 @@ Roster::Counts Roster::Count() const {
 }
 
 size_t Roster::Missing() const {
-  const Counts counts = Count();
+  const Counts& counts = Counted();
   return counts.nodes - std::min(counts.nodes, counts.present);
 }
 
 bool Roster::MayChoose() const {
-  const Counts counts = Count();
-  const size_t missing = counts.nodes - std::min(counts.nodes, counts.present);
+  const Counts& counts = Counted();
+  const size_t missing = Missing();
   const uint32_t replicas = context_.view.settings.replicas;
   const bool few = missing <= replicas;
   const bool replaced = record_.revision != 0 && missing <= counts.replaced;
@@ -101,18 +115,14 @@ std::string Roster::NamesOfMissing() const {
          (text.empty() ? " node" : " more node") + (more == 1 ? "" : "s");
 }
 
-uint32_t Roster::Staying() const {
-  return static_cast<uint32_t>(std::count_if(members_.begin(), members_.end(),
-                                             [](const auto& member) { return !member.second.leaving; }));
-}
-
 bool Roster::Behind() const {
-  return record_.revision == 0 || record_.epoch != context_.view.epoch || record_.nodes > Staying();
+  return record_.revision == 0 || record_.epoch != context_.view.epoch || record_.nodes > Counted().staying;
 }
 
 void Roster::Renew() {
   if (!Behind()) return;
-  record_ = {record_.revision + 1, context_.view.epoch, Staying(), RosterNames(context_.view)};
+  record_ = {record_.revision + 1, context_.view.epoch, Counted().staying, RosterNames(context_.view)};
+  counts_.reset();
   forgotten_.clear();
   ++version_;
 }
@@ -141,6 +151,7 @@ Status Roster::Forget(const std::string& node) {
   record_.nodes -= static_cast<uint32_t>(node.empty() ? missing : 1);
   for (const std::string& name : gone) std::erase(record_.names, name);
   forgotten_.insert(forgotten_.end(), gone.begin(), gone.end());
+  counts_.reset();
   record_.revision += gone.size();  // members that have missed an announcement compare it with forgotten()
   ++version_;
   LOG_WARNING("an operator gives up %s: what only these nodes know is lost",

@@ -35,6 +35,7 @@
 #ifndef ROPETEAM_CORE_ENGINE_ROSTER_H_
 #define ROPETEAM_CORE_ENGINE_ROSTER_H_
 
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -82,17 +83,20 @@ class Roster {
     Epoch epoch = 0;
     Epoch joined = 0;      // of the first view that had this instance
     bool leaving = false;  // it is drained, and is in no new roster
+    friend bool operator==(const Standing&, const Standing&) = default;
   };
   struct Counts {
     size_t nodes = 0;
     size_t present = 0;
     size_t replaced = 0;      // missing, but there is a member of that name
     bool continuous = false;  // a member has belonged to every view since
+    uint32_t staying = 0;     // members that are not leaving
   };
   bool Continuous(const Standing& standing) const;
   bool Present(const Standing& standing) const;
+  // Every inventory asks, and a count looks at every member. So one lasts until a member, the view or the roster changes.
+  const Counts& Counted() const;
   Counts Count() const;
-  uint32_t Staying() const;
   std::vector<std::string> MissingNames() const;
 
   const Context& context_;
@@ -101,6 +105,8 @@ class Roster {
   std::vector<std::string> forgotten_;
   std::unordered_map<NodeId, Standing> members_;
   uint64_t version_ = 0;
+  mutable std::optional<Counts> counts_;
+  mutable Epoch counted_in_ = 0;
 };
 
 // The names of a view's members for RosterRecord::names, at most kRosterNamesMax.
