@@ -136,7 +136,7 @@ void Checker::OnEvent(const Host& host, const LevelEvent& event) {
   for (const Member& member : host.view.members)
     if (const auto place = places_.find(member.id); place != places_.end())
       if (Host& knowing = *hosts_[place->second.host]; PlaceOf(knowing) == place->second)
-        knowing.knows.insert(step);
+        knowing.knows.Add(step);
   promise_dirty_ = true;
   restores_[step.incarnation].completed = true;
 }

@@ -150,7 +150,7 @@ void Cluster::LoseMemory(Host* host) {
   checker_.OnMemoryLost(*host);
   std::memset(host->memory.get(), 0, host->memory_bytes);
   ++host->memory_generation;
-  host->knows.clear();
+  host->knows.Clear();
   host->table_damaged = false;
 }
 
@@ -271,7 +271,7 @@ void Cluster::StartDaemon(size_t index) {
     return checker_.Fail("host %zu rejects its arena: %s", index, report.rejected[0].c_str());
   if (fresh) {
     adopted = Store::Format(host.bytes(), options_.chunk_bytes, identity);
-    host.knows.clear();
+    host.knows.Clear();
   }
   ROPETEAM_CHECK(adopted.ok());
   host.store = std::move(adopted.value());
@@ -381,7 +381,7 @@ void Cluster::OnView(size_t index, NodeId instance, const View& view) {
   for (const Member& member : host.view.members)
     if (!view.Contains(member.id)) departed.push_back(member.id);
   host.view = view;
-  host.knows.merge(std::exchange(host.knows_early, {}));
+  for (const StepId& step : std::exchange(host.knows_early, {})) host.knows.Add(step);
   Trace("host %zu view epoch %" PRIu64 " leader %" PRIx64 " members %zu", index, view.epoch, view.leader,
         view.members.size());
   // The daemon disconnects departed peers before its engine sees the new view.

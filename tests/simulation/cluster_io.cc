@@ -132,8 +132,11 @@ void Cluster::DeliverMessage(size_t to, NodeId from, NodeId instance, Epoch epoc
     return WhenAwake(&target, [=, this] { DeliverMessage(to, from, instance, epoch, envelope); });
   const Host* sender = taker == instance ? FindInstance(from) : nullptr;
   if (sender != nullptr && TellsCommits(*envelope)) {
-    std::set<StepId>& knows = epoch > target.engine->view().epoch ? target.knows_early : target.knows;
-    knows.insert(sender->knows.begin(), sender->knows.end());
+    if (epoch > target.engine->view().epoch) {
+      target.knows_early.insert(sender->knows.steps().begin(), sender->knows.steps().end());
+    } else if (sender != &target) {
+      target.knows.Hear(sender->knows);
+    }
   }
   const bool stale = taker != instance || epoch < target.engine->view().epoch;
   const uint64_t refused = stale ? target.engine->Report().counters.messages_stale : 0;

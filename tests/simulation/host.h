@@ -17,6 +17,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/engine/engine.h"
 #include "core/store/store.h"
@@ -94,6 +95,38 @@ struct OpenWait {
   Level level = Level::kNone;
 };
 
+// A set of steps that grows until it is cleared. Each set remembers what it has heard from others, because every message
+// tells all of it.
+class KnownCommits {
+ public:
+  bool contains(const StepId& step) const { return steps_.contains(step); }
+  const std::set<StepId>& steps() const { return steps_; }
+  void Add(const StepId& step) {
+    if (steps_.insert(step).second) order_.push_back(step);
+  }
+  void Hear(const KnownCommits& other) {
+    Heard& heard = heard_[&other];
+    if (heard.cleared != other.cleared_) heard = {other.cleared_, 0};
+    for (; heard.count < other.order_.size(); ++heard.count) Add(other.order_[heard.count]);
+  }
+  void Clear() {
+    steps_.clear();
+    order_.clear();
+    heard_.clear();
+    ++cleared_;
+  }
+
+ private:
+  struct Heard {
+    uint64_t cleared = 0;
+    size_t count = 0;  // of the other's order_
+  };
+  std::set<StepId> steps_;
+  std::vector<StepId> order_;
+  std::map<const KnownCommits*, Heard> heard_;
+  uint64_t cleared_ = 0;
+};
+
 struct Host {
   struct Release {
     void operator()(std::byte* memory) const { std::free(memory); }
@@ -106,7 +139,7 @@ struct Host {
   bool returns = false;            // the machine that is gone comes back when all is healed
   uint64_t memory_generation = 0;  // grows each time the memory is lost
   // Steps told COMMITTED in a view of which this memory was a member, and those that such memory has told it of since.
-  std::set<StepId> knows;
+  KnownCommits knows;
   std::set<StepId> knows_early;  // the same of messages that wait for a view
   bool table_damaged = false;    // bits of the arena's tables have flipped
   std::unique_ptr<std::byte[], Release> memory;
