@@ -47,7 +47,7 @@
 #include "transport/ofi/dmabuf.h"
 #include "transport/ofi/grants.h"
 #include "transport/ofi/ofi_transport.h"
-#include "transport/ofi/probe.h"
+#include "transport/peer_probe.h"
 
 namespace ropeteam::ofi {
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "transport/ofi/probe.h"
+#include "transport/peer_probe.h"
 
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-namespace ropeteam::ofi {
+namespace ropeteam {
 
 void PeerProbe::Start(const IpAddress& source, const IpAddress& target, TimeUs now) {
   Stop();
@@ -52,4 +52,4 @@ PeerProbe::Answer PeerProbe::Step() {
   return fell ? Answer::kPending : Answer::kRefused;
 }
 
-}  // namespace ropeteam::ofi
+}  // namespace ropeteam

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Asks a peer's kernel, by a bare TCP connection to the address the peer listens on, whether a process still
-// listens there. ofi_rxm (1.17) does not report that: it returns -FI_EAGAIN for ever if connections are refused,
-// because it starts a new attempt at each call. The connection is kept and carries no bytes; the provider at
-// the other end drops it when it closes.
+// listens there. It tells a peer that is stopped or busy from a host that no packet reaches. The connection carries no
+// bytes.
 
-#ifndef ROPETEAM_TRANSPORT_OFI_PROBE_H_
-#define ROPETEAM_TRANSPORT_OFI_PROBE_H_
+#ifndef ROPETEAM_TRANSPORT_PEER_PROBE_H_
+#define ROPETEAM_TRANSPORT_PEER_PROBE_H_
 
 #include "core/base/ids.h"
 #include "transport/ip_address.h"
 
-namespace ropeteam::ofi {
+namespace ropeteam {
 
 class PeerProbe {
  public:
@@ -42,6 +41,6 @@ class PeerProbe {
   TimeUs start_us_ = 0;
 };
 
-}  // namespace ropeteam::ofi
+}  // namespace ropeteam
 
-#endif  // ROPETEAM_TRANSPORT_OFI_PROBE_H_
+#endif  // ROPETEAM_TRANSPORT_PEER_PROBE_H_
