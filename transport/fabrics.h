@@ -44,6 +44,7 @@ std::vector<FabricListing> ListFabrics();
 FabricListing ListVerbsDevices();
 FabricListing ListUcxDevices();
 FabricListing ListOfiDevices();
+FabricListing ListTcpDevices();
 
 struct FabricConfig {
   // "auto": if --listen is a loopback address, ofi over tcp, because the nodes are on one machine. Otherwise verbs if a

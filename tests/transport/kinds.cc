@@ -8,7 +8,7 @@ namespace ropeteam::test {
 
 std::vector<TransportKind> AllKinds() {
   std::vector<TransportKind> all;
-  for (auto list : {OfiKinds(), VerbsKinds(), UcxKinds()})
+  for (auto list : {TcpKinds(), OfiKinds(), VerbsKinds(), UcxKinds()})
     std::move(list.begin(), list.end(), std::back_inserter(all));
   return all;
 }

@@ -46,6 +46,7 @@ struct TransportKind {
 };
 
 // Each fabric's kinds, also those that cannot run here. Their names begin with the transport's name.
+std::vector<TransportKind> TcpKinds();
 std::vector<TransportKind> OfiKinds();
 std::vector<TransportKind> VerbsKinds();
 std::vector<TransportKind> UcxKinds();
