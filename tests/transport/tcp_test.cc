@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// What a process at the other end of a bare socket can do to the tcp transport: without the secret nothing, with it only
+// to its own connection.
+
+#include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <random>
+
+#include "tests/transport/rig.h"
+#include "transport/tcp/codec.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace ropeteam::tcp {
+namespace {
+
+using test::Completions;
+using test::Memory;
+using test::PollUntil;
+
+constexpr uint32_t kTarget = 2;
+constexpr uint64_t kLength = 1 << 20;
+constexpr uint64_t kInitiator = 77;
+
+class TcpTest : public testing::Test {
+ protected:
+  // A bare connection to the transport, which makes progress while this waits.
+  class Raw {
+   public:
+    explicit Raw(TcpTest* test) : test_(test) {
+      const IpAddress& to = test->self_.lanes[0].address;
+      fd_ = socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+      EXPECT_EQ(connect(fd_, to.get(), to.length), 0);
+    }
+    ~Raw() { close(fd_); }
+    template <typename T>
+    void Send(const T& value, size_t length = sizeof(T)) {
+      SendBytes(&value, length);
+    }
+    void SendBytes(const void* bytes, size_t length) { (void)send(fd_, bytes, length, MSG_NOSIGNAL); }
+    // Whether the transport closes the connection without a byte.
+    bool Closed(uint64_t limit_ms = 10'000) {
+      ssize_t count = -1;
+      char byte;
+      const bool ended = test_->Drive(
+          [&] {
+            count = recv(fd_, &byte, 1, MSG_DONTWAIT);
+            return count >= 0 || errno != EAGAIN;
+          },
+          limit_ms);
+      return ended && count <= 0;
+    }
+    bool Open() {
+      char byte;
+      return recv(fd_, &byte, 1, MSG_DONTWAIT | MSG_PEEK) < 0 && errno == EAGAIN;
+    }
+    template <typename T>
+    bool Read(T* value) {
+      size_t got = 0;
+      return test_->Drive([&] {
+        const ssize_t count = recv(fd_, reinterpret_cast<char*>(value) + got, sizeof(T) - got, MSG_DONTWAIT);
+        if (count > 0) got += static_cast<size_t>(count);
+        return got == sizeof(T);
+      });
+    }
+    // Sends this hello and checks the answer.
+    bool Enter(const Hello& hello) {
+      Send(hello);
+      Welcome welcome;
+      return Read(&welcome) && Same(welcome.mac, MacOf(test_->self_.secret, hello, welcome));
+    }
+    Reply Answer() {
+      Reply reply;
+      EXPECT_TRUE(Read(&reply));
+      return reply;
+    }
+
+   private:
+    TcpTest* const test_;
+    int fd_ = -1;
+  };
+
+  TcpTest() {
+    EXPECT_TRUE(Decode(transport_->LocalAddress(), &self_).ok());
+    memory_.Fill(kTarget);
+    region_ = transport_->RegisterRegion(memory_.data(), kLength).value();
+    RegionKey key;
+    EXPECT_TRUE(Decode(transport_->ExportRegion(region_), &key).ok());
+    key_ = key.key;
+  }
+  bool Drive(const std::function<bool()>& done, uint64_t limit_ms = 10'000) {
+    return PollUntil(nullptr, {transport_.get()}, &done_, done, limit_ms);
+  }
+  Hello Valid() {
+    Hello hello;
+    hello.initiator = kInitiator;
+    hello.target = self_.instance;
+    hello.counter = ++counter_;
+    hello.mac = MacOf(self_.secret, hello);
+    return hello;
+  }
+  Request Put(uint64_t offset, uint64_t length) {
+    return {static_cast<uint32_t>(Op::kPut), 0, key_, offset, length, 5};
+  }
+  std::string AddressOf(uint64_t instance) {
+    EndpointAddress address = self_;
+    address.instance = instance;
+    return Encode(address);
+  }
+  bool Untouched() { return memory_.HoldsOutside(kTarget, 0, 0); }
+
+  Memory memory_{kLength};
+  std::unique_ptr<Transport> transport_ = CreateTcpTransport({}).value();
+  EndpointAddress self_;
+  RegionId region_ = 0;
+  uint64_t key_ = 0;
+  uint64_t counter_ = 0;
+  Completions done_;
+};
+
+TEST_F(TcpTest, AHelloIsAcceptedOnce) {
+  const Hello hello = Valid();
+  Raw first(this), again(this);
+  EXPECT_TRUE(first.Enter(hello));
+  again.Send(hello);
+  EXPECT_TRUE(again.Closed());
+  EXPECT_TRUE(first.Open());
+}
+
+TEST_F(TcpTest, AnAlteredHelloIsRefusedWithoutAnAnswer) {
+  Hello other_mac = Valid(), other_instance = Valid(), other_lane = Valid(), older = Valid();
+  other_mac.mac[15] ^= 1;
+  other_instance.target++;
+  other_instance.mac = MacOf(self_.secret, other_instance);
+  other_lane.lane = kLanesMax;
+  other_lane.mac = MacOf(self_.secret, other_lane);
+  Raw newer(this);
+  ASSERT_TRUE(newer.Enter(Valid()));
+  for (const Hello& hello : {other_mac, other_instance, other_lane, older}) {
+    Raw raw(this);
+    raw.Send(hello);
+    EXPECT_TRUE(raw.Closed());
+  }
+}
+
+TEST_F(TcpTest, DepartedAndUnlistedInstancesAreRefused) {
+  const PeerId peer = transport_->Connect(AddressOf(kInitiator)).value();
+  Raw before(this);
+  ASSERT_TRUE(before.Enter(Valid()));
+  transport_->Disconnect(peer);
+  EXPECT_TRUE(before.Closed());
+  Raw departed(this);
+  departed.Send(Valid());
+  EXPECT_TRUE(departed.Closed());
+  transport_->Connect(AddressOf(kInitiator)).value();
+  Raw returned(this);
+  EXPECT_TRUE(returned.Enter(Valid()));
+  transport_->SetPeers({AddressOf(kInitiator + 1)});
+  EXPECT_TRUE(returned.Closed());
+  Raw unlisted(this);
+  unlisted.Send(Valid());
+  EXPECT_TRUE(unlisted.Closed());
+}
+
+TEST_F(TcpTest, RandomBytesEndTheirConnectionOnly) {
+  Raw member(this);
+  ASSERT_TRUE(member.Enter(Valid()));
+  std::mt19937_64 random(1);
+  for (size_t sent = 0; sent < 1'000'000;) {
+    uint64_t bytes[500];
+    for (uint64_t& word : bytes) word = random();
+    Raw raw(this);
+    raw.Send(bytes);
+    sent += sizeof bytes;
+    ASSERT_TRUE(raw.Closed());
+  }
+  member.Send(Put(0, 1));
+  member.Send('x');
+  EXPECT_EQ(member.Answer().code, 0u);
+}
+
+TEST_F(TcpTest, AHalfHelloIsNotWaitedForLong) {
+  Raw silent(this), half(this);
+  half.Send(Valid(), sizeof(Hello) / 2);
+  EXPECT_TRUE(half.Closed());
+  EXPECT_TRUE(silent.Closed());
+}
+
+TEST_F(TcpTest, AFloodOfConnectionsKeepsNoMemberOut) {
+  std::vector<std::unique_ptr<Raw>> flood;
+  for (int i = 0; i < 100; i++) flood.push_back(std::make_unique<Raw>(this));
+  Raw member(this);
+  EXPECT_TRUE(member.Enter(Valid()));
+  EXPECT_TRUE(flood[0]->Closed(1'000)) << "the oldest make room";
+}
+
+TEST_F(TcpTest, ARefusedRangeFailsAloneAndTheConnectionGoesOn) {
+  Raw raw(this);
+  ASSERT_TRUE(raw.Enter(Valid()));
+  Request other_key = Put(0, 8);
+  other_key.key++;
+  for (const Request& put : {other_key, Put(kLength, 8), Put(kLength - 7, 8), Put(UINT64_MAX - 3, 8)}) {
+    raw.Send(put);
+    raw.Send(uint64_t{0});
+    EXPECT_EQ(raw.Answer().code, static_cast<uint32_t>(ReplyCode::kRefused));
+    Request get = put;
+    get.op = static_cast<uint32_t>(Op::kGet);
+    raw.Send(get);
+    const Reply reply = raw.Answer();
+    EXPECT_EQ(reply.code, static_cast<uint32_t>(ReplyCode::kRefused));
+    EXPECT_EQ(reply.length, 0u);
+  }
+  EXPECT_TRUE(Untouched());
+  raw.Send(Put(8, 8));
+  raw.Send(uint64_t{0});
+  const Reply reply = raw.Answer();
+  EXPECT_EQ(reply.code, 0u);
+  EXPECT_EQ(reply.id, 5u);
+  EXPECT_FALSE(Untouched());
+}
+
+TEST_F(TcpTest, AnInvalidRequestEndsItsConnectionOnly) {
+  Request none = Put(0, 8), flags = Put(0, 8);
+  none.op = 3;
+  flags.flags = 1;
+  Raw member(this);
+  Hello hello = Valid();
+  ASSERT_TRUE(member.Enter(hello));
+  uint32_t channel = 1;
+  for (const Request& request : {none, flags, Put(0, 0), Put(0, kTcpOperationBytesDefault + 1)}) {
+    Hello own = Valid();
+    own.channel = channel++;
+    own.mac = MacOf(self_.secret, own);
+    Raw raw(this);
+    ASSERT_TRUE(raw.Enter(own));
+    raw.Send(request);
+    EXPECT_TRUE(raw.Closed());
+  }
+  EXPECT_TRUE(member.Open());
+  EXPECT_TRUE(Untouched());
+}
+
+// Of a put of the whole region, the first half has arrived.
+class TcpHalfPutTest : public TcpTest {
+ protected:
+  TcpHalfPutTest() {
+    peer_ = transport_->Connect(AddressOf(kInitiator)).value();
+    EXPECT_TRUE(raw_.Enter(Valid()));
+    raw_.Send(Put(0, kLength));
+    SendHalf();
+    const uint8_t* last = memory_.data() + kLength / 2 - 1;
+    *const_cast<uint8_t*>(last) = 1;
+    EXPECT_TRUE(Drive([last] { return *last == 0; }));
+    memory_.Fill(kTarget);
+  }
+  void SendHalf() {
+    const std::vector<char> half(kLength / 2);
+    for (size_t sent = 0; sent < half.size();) {
+      constexpr size_t kPart = 32 << 10;
+      raw_.SendBytes(half.data(), kPart);
+      sent += kPart;
+      int rounds = 0;
+      Drive([&] { return ++rounds > 4; });
+    }
+  }
+  PeerId peer_ = 0;
+  Raw raw_{this};
+};
+
+TEST_F(TcpHalfPutTest, DisconnectEndsIt) {
+  transport_->Disconnect(peer_);
+  SendHalf();
+  EXPECT_TRUE(raw_.Closed());
+  EXPECT_TRUE(Untouched());
+}
+
+TEST_F(TcpHalfPutTest, DeregisterEndsItAndTheConnectionGoesOn) {
+  ASSERT_TRUE(transport_->DeregisterRegion(region_).ok());
+  SendHalf();
+  EXPECT_EQ(raw_.Answer().code, static_cast<uint32_t>(ReplyCode::kRefused));
+  EXPECT_TRUE(Untouched());
+  EXPECT_TRUE(raw_.Open());
+}
+
+// A process that listens where the peer did, and answers the hello with bytes of its own.
+TEST_F(TcpTest, AnImpostorIsAGonePeer) {
+  auto dead = CreateTcpTransport({}).value();
+  Memory unused(4096);
+  const RegionId region = dead->RegisterRegion(unused.data(), 4096).value();
+  const std::string address = dead->LocalAddress(), key = dead->ExportRegion(region);
+  dead.reset();
+  EndpointAddress of_dead;
+  ASSERT_TRUE(Decode(address, &of_dead).ok());
+  const IpAddress& at = of_dead.lanes[0].address;
+  const int listener = socket(at.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int on = 1;
+  setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  ASSERT_EQ(bind(listener, at.get(), at.length), 0);
+  ASSERT_EQ(listen(listener, 4), 0);
+  const PeerId peer = transport_->Connect(address).value();
+  const RemoteRegionId remote = transport_->ImportRegion(peer, key).value();
+  ASSERT_TRUE(transport_->Put(peer, region_, 0, remote, 0, 4096, 1).ok());
+  int accepted = -1;
+  ASSERT_TRUE(Drive([&] { return (accepted = accept(listener, nullptr, nullptr)) >= 0; }));
+  Welcome guess;
+  guess.target = of_dead.instance;
+  (void)send(accepted, &guess, sizeof guess, MSG_NOSIGNAL);
+  auto& done = done_[transport_.get()];
+  ASSERT_TRUE(Drive([&] { return !done.empty(); }));
+  EXPECT_EQ(done[0].code, Code::kPeerGone);
+  close(accepted);
+  close(listener);
+}
+
+TEST(TcpCodecTest, EveryFlippedBitAndEveryCutIsNoticed) {
+  EndpointAddress address;
+  address.instance = 7;
+  address.operation_bytes = 1 << 20;
+  address.lanes = {{ParseIpAddress("127.0.0.1:7").value(), 100}, {ParseIpAddress("[::1]:9").value(), 0}};
+  const std::string bytes = Encode(address);
+  EndpointAddress decoded;
+  ASSERT_TRUE(Decode(bytes, &decoded).ok());
+  EXPECT_EQ(decoded.instance, 7u);
+  EXPECT_EQ(ToText(decoded.lanes[1].address), "[::1]:9");
+  for (size_t i = 0; i < bytes.size(); i++) {
+    EXPECT_FALSE(Decode(std::string_view(bytes).substr(0, i), &decoded).ok()) << i;
+    std::string flipped = bytes;
+    flipped[i] = static_cast<char>(flipped[i] ^ 1);
+    EXPECT_FALSE(Decode(flipped, &decoded).ok()) << i;
+  }
+  address.lanes.resize(1);
+  address.lanes[0].address = WithPort(address.lanes[0].address, 0);
+  EXPECT_FALSE(Decode(Encode(address), &decoded).ok()) << "no port";
+}
+
+TEST(TcpConfigTest, RefusesWhatCannotBeListenedOn) {
+  const auto code = [](const std::string& listen, const std::string& device = "") {
+    TcpConfig config;
+    config.listen_address = listen;
+    config.device = device;
+    return CreateTcpTransport(config).status().code();
+  };
+  EXPECT_EQ(code("0.0.0.0"), Code::kInvalidArgument);
+  EXPECT_EQ(code("localhost"), Code::kInvalidArgument);
+  EXPECT_EQ(code("127.0.0.1", "no-such-device"), Code::kInvalidArgument);
+  EXPECT_EQ(code(""), Code::kInvalidArgument);
+  EXPECT_EQ(code("127.0.0.1,127.0.0.2,127.0.0.3,127.0.0.4,127.0.0.5,127.0.0.6,127.0.0.7,127.0.0.8,127.0.0.9"),
+            Code::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace ropeteam::tcp
