@@ -341,8 +341,9 @@ std::vector<std::string> SplitAtCommas(const std::string& text) {
 }
 
 Status CheckFabric(const Texts& t, Options* o) {
-  if (t.transport != "auto" && t.transport != "verbs" && t.transport != "ucx" && t.transport != "ofi")
-    return Error(Code::kInvalidArgument, "--transport \"%.80s\" is not auto, verbs, ucx or ofi",
+  if (t.transport != "auto" && t.transport != "verbs" && t.transport != "ucx" && t.transport != "ofi" &&
+      t.transport != "tcp")
+    return Error(Code::kInvalidArgument, "--transport \"%.80s\" is not auto, tcp, verbs, ucx or ofi",
                  t.transport.c_str());
   o->transport = t.transport;
   o->provider = t.provider;
@@ -356,7 +357,7 @@ Status CheckFabric(const Texts& t, Options* o) {
                  t.device.c_str(), kDevicesMax);
   if (!t.gid_index.empty()) {
     ROPETEAM_RETURN_IF_ERROR(Count("--gid-index", t.gid_index, 0, kGidIndexMax, &o->gid_index));
-    if (o->transport == "ofi")
+    if (o->transport == "ofi" || o->transport == "tcp")
       return Error(Code::kInvalidArgument, "--gid-index %d goes with --transport verbs or ucx, not %s",
                    o->gid_index, t.transport.c_str());
   }

@@ -8,13 +8,14 @@
 #include "core/base/log.h"
 #include "transport/ip_address.h"
 #include "transport/ofi/ofi_transport.h"
+#include "transport/tcp/tcp_transport.h"
 #include "transport/ucx/ucx_transport.h"
 #include "transport/verbs/verbs_transport.h"
 
 namespace ropeteam {
 namespace {
 
-constexpr const char* kTcp = "tcp;ofi_rxm";
+constexpr const char* kOfiTcp = "tcp;ofi_rxm";  // only if ofi was asked for
 constexpr const char* kEfa = "efa";
 
 bool IsLoopback(const std::string& address) {
@@ -76,6 +77,12 @@ Result<std::unique_ptr<Transport>> Create(const FabricConfig& config, const Fabr
     ucx.gid_index = config.gid_index;
     return CreateUcxTransport(ucx);
   }
+  if (plan.transport == "tcp") {
+    TcpConfig tcp;
+    tcp.listen_address = config.listen_address;
+    tcp.device = Join(config.devices);
+    return CreateTcpTransport(tcp);
+  }
   OfiConfig ofi;
   ofi.provider = plan.provider;
   ofi.listen_address = config.listen_address;
@@ -125,26 +132,31 @@ Status CheckUcxListens(const FabricConfig& config, const std::vector<std::string
 
 Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<FabricListing>& listings) {
   const bool any = config.transport == "auto";
-  if (!any && config.transport != "verbs" && config.transport != "ucx" && config.transport != "ofi")
-    return Error(Code::kInvalidArgument, "no transport \"%.80s\": there are auto, verbs, ucx and ofi",
+  if (!any && config.transport != "verbs" && config.transport != "ucx" && config.transport != "ofi" &&
+      config.transport != "tcp")
+    return Error(Code::kInvalidArgument, "no transport \"%.80s\": there are auto, tcp, verbs, ucx and ofi",
                  config.transport.c_str());
   if (!config.provider.empty() && !any && config.transport != "ofi")
     return Error(Code::kInvalidArgument, "provider \"%.80s\" goes with transport ofi, not with %s",
                  config.provider.c_str(), config.transport.c_str());
-  if (config.transport == "verbs" || config.transport == "ucx") return FabricPlan{config.transport, "", ""};
+  if (config.transport == "verbs" || config.transport == "ucx" || config.transport == "tcp")
+    return FabricPlan{config.transport, "", ""};
   // A named provider is one of libfabric.
   if (!config.provider.empty()) return FabricPlan{"ofi", config.provider, ""};
-  if (IsLoopback(config.listen_address) && !config.require_rdma) return FabricPlan{"ofi", kTcp, ""};
+  if (IsLoopback(config.listen_address) && !config.require_rdma)
+    return any ? FabricPlan{"tcp", "", ""} : FabricPlan{"ofi", kOfiTcp, ""};
   const std::string preferred = PreferredRdma(config, listings);
   if (preferred == kEfa) return FabricPlan{"ofi", kEfa, ""};
   if (any && preferred == "verbs") return FabricPlan{"verbs", "", ""};
   std::string reason = WhyNoRdma(listings);
   if (config.require_rdma)
     return Error(Code::kUnsupported, "RDMA is required and not available: %s", reason.c_str());
-  return FabricPlan{"ofi", kTcp, any ? std::move(reason) : ""};
+  return any ? FabricPlan{"tcp", "", std::move(reason)} : FabricPlan{"ofi", kOfiTcp, ""};
 }
 
-std::vector<FabricListing> ListFabrics() { return {ListVerbsDevices(), ListOfiDevices(), ListUcxDevices()}; }
+std::vector<FabricListing> ListFabrics() {
+  return {ListVerbsDevices(), ListOfiDevices(), ListTcpDevices(), ListUcxDevices()};
+}
 
 Result<FabricChoice> CreateFabric(const FabricConfig& config) {
   const bool loopback = IsLoopback(config.listen_address) && !config.require_rdma;
@@ -154,13 +166,8 @@ Result<FabricChoice> CreateFabric(const FabricConfig& config) {
   const bool rdma_planned = plan->transport == "verbs" || plan->provider == kEfa;
   const bool free_choice = config.transport == "auto" && config.provider.empty() && !config.require_rdma;
   if (!made.ok() && free_choice && rdma_planned) {
-    plan = FabricPlan{"ofi", kTcp, made.status().message()};
+    plan = FabricPlan{"tcp", "", made.status().message()};
     made = Create(config, *plan);
-  }
-  if (!made.ok() && free_choice && plan->provider == kTcp && made.status().code() == Code::kUnsupported) {
-    // This build has no libfabric. UCX uses TCP too, but is slower.
-    Result<std::unique_ptr<Transport>> ucx = Create(config, FabricPlan{"ucx", "", ""});
-    if (ucx.ok()) made = std::move(ucx);
   }
   if (!made.ok()) return made.status();
   if (config.require_rdma && !(*made)->capabilities().rdma)

@@ -32,7 +32,7 @@ struct FabricDevice {
 
 // One transport.
 struct FabricListing {
-  std::string transport;  // "verbs", "ucx", "ofi"
+  std::string transport;  // "verbs", "ucx", "ofi", "tcp"
   std::string library;    // "libfabric 1.17.0"; empty if this build does not have it
   std::string missing;    // why this build does not have it; empty if it has
   std::vector<FabricDevice> devices;
@@ -47,9 +47,8 @@ FabricListing ListOfiDevices();
 FabricListing ListTcpDevices();
 
 struct FabricConfig {
-  // "auto": if --listen is a loopback address, ofi over tcp, because the nodes are on one machine. Otherwise verbs if a
-  // card speaks InfiniBand or RoCE, ofi over efa if there is EFA, or else ofi over tcp. A build without libfabric uses
-  // ucx in place of ofi over tcp.
+  // "auto": tcp if --listen is a loopback address, because the nodes are on one machine. Otherwise verbs if a card
+  // speaks InfiniBand or RoCE, ofi over efa if there is EFA, or else tcp.
   std::string transport = "auto";
   std::string provider;              // ofi only; empty: efa or tcp;ofi_rxm
   std::vector<std::string> devices;  // empty: the transport chooses, and prints its choice
@@ -63,7 +62,7 @@ struct FabricConfig {
 
 // Chooses the transport for a configuration on a machine with these listings. A pure function.
 struct FabricPlan {
-  std::string transport;  // "verbs", "ucx", "ofi"
+  std::string transport;  // "verbs", "ucx", "ofi", "tcp"
   std::string provider;   // of libfabric, for ofi
   std::string fallback;   // why auto could not choose RDMA, for a warning; else empty
 };

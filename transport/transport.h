@@ -42,7 +42,7 @@ inline constexpr size_t kRegionsMax = 64;
 // How long a peer with outstanding operations may be silent before a fabric reports it gone. A network that recovers on
 // its own (a retrained link, a re-converging switch, a subnet manager's sweep) is usually back within a second, and
 // then no operation needs to fail. Membership reports a node's death within a second, so recovery does not wait for
-// this timeout. A longer one would only delay the choice of another holder. Used by verbs and by ofi over tcp.
+// this timeout. A longer one would only delay the choice of another holder. Used by verbs, tcp and ofi over tcp.
 inline constexpr uint32_t kSilenceMsDefault = 2'000;
 
 using PeerId = uint32_t;          // a connected peer, numbered by this transport; never reused
@@ -50,7 +50,7 @@ using RegionId = uint32_t;        // memory of this process that this transport 
 using RemoteRegionId = uint32_t;  // memory of a peer, imported from the key that the peer has exported
 
 struct TransportCapabilities {
-  std::string name;      // "inproc", "ofi", "verbs", "ucx"
+  std::string name;      // "inproc", "tcp", "ofi", "verbs", "ucx"
   std::string provider;  // of libfabric: "tcp;ofi_rxm", "efa", …; empty for the other transports
   bool rdma = false;     // the network card moves the bytes
   // True: after Disconnect() has completed, no byte of that peer's operations reaches this node's memory, until
@@ -82,7 +82,7 @@ class Transport {
 
   // Opaque bytes for a peer's Connect(); constant. At most kAddressBytesMax / 2.
   virtual std::string LocalAddress() const = 0;
-  // One line for messages: the device, address and link in use ("tcp;ofi_rxm on lo 127.0.0.2:34567").
+  // One line for messages: the device, address and link in use ("tcp on lo 127.0.0.2:34567").
   virtual std::string Describe() const = 0;
 
   // Registers [base, base + length) for local use and for remote put and get. The memory must be mapped until
