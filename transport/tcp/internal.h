@@ -345,7 +345,6 @@ class TcpTransport final : public front::Front<TcpTransport, Peer, Operation> {
   std::vector<LinkLoad> loads_;
   front::Pool<Piece> pieces_;
   TimeUs silence_next_ = 0;
-  TimeUs busy_at_ = 0;
   TimeUs refusal_logged_at_ = 0;
   uint64_t refusals_unlogged_ = 0;
   TimeUs deaf_until_ = 0;  // no descriptor is left: listeners are not watched until then

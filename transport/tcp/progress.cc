@@ -63,9 +63,8 @@ void TcpTransport::Progress() {
   }
   const bool timed =
       flight_ > 0 || connecting_ > 0 || doubted_ > 0 || deaf_until_ != 0 || !strangers_.empty();
-  if (count > 0 || timed) {
+  if (timed) {
     const TimeUs now = Now();
-    if (count > 0) busy_at_ = now;
     if (flight_ > 0) CheckSilent(now);
     if (connecting_ > 0) StepConnecting(now);
     if (doubted_ > 0) CheckDoubted(now);
@@ -75,8 +74,9 @@ void TcpTransport::Progress() {
   Pump();
 }
 
-// Whether the next piece of work is likely to come sooner than a sleep and a wake-up take.
-bool TcpTransport::Busy(TimeUs now) const { return flight_ > 0 || now - busy_at_ < front::kBusyUs; }
+// Never spins: the kernel and the peer's process need the processor to move the bytes. With two busy cores an operation
+// of 8 bytes takes 56 µs without spinning, 330 µs with it.
+bool TcpTransport::Busy(TimeUs) const { return false; }
 
 void TcpTransport::Sleep(TimeUs now, uint64_t timeout_us) {
   const auto until = [now, &timeout_us](TimeUs time) {
