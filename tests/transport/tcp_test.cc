@@ -133,14 +133,15 @@ TEST_F(TcpTest, AHelloIsAcceptedOnce) {
 }
 
 TEST_F(TcpTest, AnAlteredHelloIsRefusedWithoutAnAnswer) {
-  Hello other_mac = Valid(), other_instance = Valid(), other_lane = Valid(), older = Valid();
+  const Hello older = Valid();
+  Raw newer(this);
+  ASSERT_TRUE(newer.Enter(Valid()));
+  Hello other_mac = Valid(), other_instance = Valid(), other_lane = Valid();
   other_mac.mac[15] ^= 1;
   other_instance.target++;
   other_instance.mac = MacOf(self_.secret, other_instance);
   other_lane.lane = kLanesMax;
   other_lane.mac = MacOf(self_.secret, other_lane);
-  Raw newer(this);
-  ASSERT_TRUE(newer.Enter(Valid()));
   for (const Hello& hello : {other_mac, other_instance, other_lane, older}) {
     Raw raw(this);
     raw.Send(hello);
