@@ -123,7 +123,7 @@ Status CheckUcxListens(const FabricConfig& config, const std::vector<std::string
     return Error(
         Code::kInvalidArgument,
         "transport ucx listens by tcp on %s, and UCX checks no key there: anyone who reaches it can write to "
-        "this process's memory. Name the RDMA devices alone (--device mlx5_0:1), take --transport ofi or "
+        "this process's memory. Name the RDMA devices alone (--device mlx5_0:1), take --transport tcp or "
         "verbs, or say --insecure",
         device.name.c_str());
   }

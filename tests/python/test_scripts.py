@@ -351,7 +351,7 @@ def bare_machine(tmp_path):
         (["--bogus"], 2, "--bogus"),
         (["--steps", "3"], 2, '"3" is not a whole number of at least 12'),
         (["--steps=many"], 2, '"many" is not a whole number'),
-        (["--steps", "60", "--transport", "foo"], 2, '"foo" is not auto, verbs, ucx or ofi'),
+        (["--steps", "60", "--transport", "foo"], 2, '"foo" is not auto, tcp, verbs, ucx or ofi'),
         (["--keep", "--seed"], 2, "--seed needs a value"),
         (["--seed", "-1"], 2, '"-1" is not a whole number'),
     ],
