@@ -8,15 +8,16 @@
 #include "tests/fuzz/values.h"
 #include "transport/blob.h"
 #include "transport/ofi/codec.h"
+#include "transport/tcp/codec.h"
 #include "transport/ucx/codec.h"
 #include "transport/verbs/codec.h"
 
 namespace ropeteam::fuzz {
 namespace {
 
-using Blobs =
-    std::tuple<ofi::EndpointAddress, ofi::RegionKey, ofi::RailsAddress, ofi::RailsKey, ucx::WorkerAddress,
-               ucx::RegionKey, verbs::TransportAddress, verbs::RegionKey, verbs::Message>;
+using Blobs = std::tuple<ofi::EndpointAddress, ofi::RegionKey, ofi::RailsAddress, ofi::RailsKey,
+                         ucx::WorkerAddress, ucx::RegionKey, verbs::TransportAddress, verbs::RegionKey,
+                         verbs::Message, tcp::EndpointAddress, tcp::RegionKey>;
 
 std::string BytesOf(std::string bytes) { return bytes; }
 std::string BytesOf(Result<std::string> bytes) { return std::move(bytes).value(); }
@@ -47,7 +48,9 @@ std::vector<std::string> AddressesSeeds() {
                        ucx::RegionKey{1, 2, 3, "key"},
                        verbs::TransportAddress{1, 2, {{port, 3, 4}, {port, 5, 6}}},
                        verbs::RegionKey{1, 2, 3, {4, 5}},
-                       message};
+                       message,
+                       tcp::EndpointAddress{1, {2, 3}, 4, {{ParseIpAddress("127.0.0.1:7").value(), 5}}},
+                       tcp::RegionKey{1, 2, 3}};
   std::vector<std::string> seeds;
   std::apply(
       [&](const auto&... blob) {
