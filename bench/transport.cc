@@ -68,7 +68,7 @@ FabricConfig FabricOf(const TransportOptions& options) {
 class Tool {
  public:
   Tool(const TransportOptions& options, uint64_t bytes) : options_(options), bytes_(bytes) {
-    if (options.fabric != "ofi" && options.fabric != "auto") return;
+    if (options.fabric == "verbs" || options.fabric == "ucx") return;
     BareFiOptions bare;
     if (!options.provider.empty()) bare.provider = options.provider;
     if (!options.devices.empty()) bare.device = options.devices.front();
@@ -220,8 +220,10 @@ void AddTransportCommand(CLI::App& app, Bench& bench) {
       "transport",
       "one fabric: puts and gets over sizes and peers, beside the fabric's own tool and a socket");
   const auto options = std::make_shared<TransportOptions>();
-  command->add_option("--fabric", options->fabric, "verbs, ucx or ofi")
-      ->check(CLI::IsMember({"verbs", "ucx", "ofi"}))
+  command
+      ->add_option("--fabric", options->fabric,
+                   "verbs, ucx, ofi or tcp; tcp is compared with fi_write of tcp;ofi_rxm")
+      ->check(CLI::IsMember({"verbs", "ucx", "ofi", "tcp"}))
       ->capture_default_str();
   command->add_option("--provider", options->provider, "of libfabric, for ofi");
   command->add_option("--device", options->devices, "devices, comma-separated")->delimiter(',');
