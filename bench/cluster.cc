@@ -150,7 +150,6 @@ void Cluster::Start(uint32_t number) {
                                         node.log,
                                         "--ready-fd",
                                         "3"};
-  if (!options_.provider.empty()) arguments.insert(arguments.end(), {"--provider", options_.provider});
   arguments.insert(arguments.end(), options_.arguments.begin(), options_.arguments.end());
   std::vector<char*> argv;
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));

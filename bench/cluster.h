@@ -34,7 +34,6 @@ struct ClusterOptions {
   uint32_t nodes = 2;
   uint32_t replicas = 1;
   uint64_t memory_bytes = 0;           // of each arena
-  std::string provider;                // of libfabric; empty: the daemons choose it
   std::vector<std::string> arguments;  // further ones, for every daemon
 };
 

@@ -24,10 +24,6 @@
 namespace ropeteam::bench {
 namespace {
 
-struct FailoverOptions : ShardOptions {
-  std::string provider = "tcp;ofi_rxm";
-};
-
 // A pass starts a daemon with its arena, which takes some seconds.
 constexpr int kRunsMax = 9;
 constexpr uint32_t kNodes = 4;
@@ -142,17 +138,15 @@ Times FailOver(Cluster* cluster, uint64_t step, int run, uint64_t objects, const
   return times;
 }
 
-void RunFailover(Bench& bench, const FailoverOptions& options) {
+void RunFailover(Bench& bench, const ShardOptions& options) {
   const uint64_t bytes = options.size_mib << 20;
   const int runs = std::min(bench.runs, kRunsMax);
   Report& report = bench.Start("size " + std::to_string(options.size_mib) + " MiB objects " +
                                std::to_string(options.objects) + " nodes " + std::to_string(kNodes) +
-                               " replicas " + std::to_string(kReplicas) + " provider " + options.provider +
-                               " runs " + std::to_string(runs));
+                               " replicas " + std::to_string(kReplicas) + " runs " + std::to_string(runs));
   const Buffer source(bytes, 1, true);
   const Buffer target(bytes, 2, true);
   ClusterOptions cluster_options;
-  cluster_options.provider = options.provider;
   cluster_options.nodes = kNodes;
   cluster_options.replicas = kReplicas;
   // Four shards each of the previous and the new step: the node's own, the copy that it holds, and up to two
@@ -180,12 +174,11 @@ void RunFailover(Bench& bench, const FailoverOptions& options) {
 }  // namespace
 
 void AddFailoverCommand(CLI::App& app, Bench& bench) {
-  const auto options = std::make_shared<FailoverOptions>();
+  const auto options = std::make_shared<ShardOptions>();
   options->size_mib = 64;
   CLI::App* command = app.add_subcommand(
       "failover", "from a node's kill to the first read, the view, latest, full redundancy");
   AddShardOptions(command, options.get());
-  command->add_option("--provider", options->provider, "of libfabric")->capture_default_str();
   command->callback([&bench, options] { RunFailover(bench, *options); });
 }
 

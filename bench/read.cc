@@ -18,18 +18,13 @@
 namespace ropeteam::bench {
 namespace {
 
-struct ReadOptions : ShardOptions {
-  std::string provider = "tcp;ofi_rxm";
-};
-
 // A recovery starts a daemon with its arena, which takes some seconds.
 constexpr int kRecoverRunsMax = 5;
 
 class ReadLoop {
  public:
-  ReadLoop(const ReadOptions& options, uint64_t bytes) {
+  explicit ReadLoop(uint64_t bytes) {
     BareFiOptions bare;
-    bare.provider = options.provider;
     bare.bytes = bytes;
     bare.get = true;
     if (const Status started = loop_.Start(bare); !started.ok()) throw BenchError(started.ToString());
@@ -49,21 +44,20 @@ void CheckSame(const Buffer& source, const Buffer& target) {
     throw BenchError("other bytes came back");
 }
 
-void RunRead(Bench& bench, const ReadOptions& options) {
+void RunRead(Bench& bench, const ShardOptions& options) {
   const uint64_t bytes = options.size_mib << 20;
-  Report& report = bench.Start("size " + std::to_string(options.size_mib) + " MiB objects " +
-                               std::to_string(options.objects) + " nodes 2 provider " + options.provider +
-                               " runs " + std::to_string(bench.runs));
+  Report& report =
+      bench.Start("size " + std::to_string(options.size_mib) + " MiB objects " +
+                  std::to_string(options.objects) + " nodes 2 runs " + std::to_string(bench.runs));
   const Buffer source(bytes, 1, true);
   const Buffer target(bytes, 2, true);
   ClusterOptions cluster_options;
-  cluster_options.provider = options.provider;
   cluster_options.replicas = 0;
   cluster_options.memory_bytes = 5 * bytes + (64ull << 20);
   Cluster cluster(cluster_options);
   BenchRank writer(cluster.socket(0), 0, 2, "bench-read");
   BenchRank reader(cluster.socket(1), 1, 2, "bench-read");
-  ReadLoop loop(options, bytes);
+  ReadLoop loop(bytes);
 
   uint64_t step = 0;
   Samples fetched, read, baseline;
@@ -94,12 +88,11 @@ struct Recovery {
   Samples baseline;
 };
 
-Recovery Recover(const ReadOptions& options, uint32_t nodes, int runs, const Buffer& source,
+Recovery Recover(const ShardOptions& options, uint32_t nodes, int runs, const Buffer& source,
                  const Buffer& target, ReadLoop* loop) {
   constexpr uint32_t kLost = 1;  // never the node with the coordinator
   const uint64_t bytes = source.size();
   ClusterOptions cluster_options;
-  cluster_options.provider = options.provider;
   cluster_options.nodes = nodes;
   cluster_options.replicas = nodes - 1;
   cluster_options.memory_bytes = 4 * bytes + (64ull << 20);
@@ -130,15 +123,14 @@ Recovery Recover(const ReadOptions& options, uint32_t nodes, int runs, const Buf
   return recovery;
 }
 
-void RunRecover(Bench& bench, const ReadOptions& options) {
+void RunRecover(Bench& bench, const ShardOptions& options) {
   const uint64_t bytes = options.size_mib << 20;
   const int runs = std::min(bench.runs, kRecoverRunsMax);
   Report& report = bench.Start("size " + std::to_string(options.size_mib) + " MiB objects " +
-                               std::to_string(options.objects) + " provider " + options.provider + " runs " +
-                               std::to_string(runs));
+                               std::to_string(options.objects) + " runs " + std::to_string(runs));
   const Buffer source(bytes, 1, true);
   const Buffer target(bytes, 2, true);
-  ReadLoop loop(options, bytes);
+  ReadLoop loop(bytes);
   const Recovery one = Recover(options, 2, runs, source, target, &loop);
   report.Add({"recover/pull_vs_fi_read", "GB/s", one.bandwidth, "fi_read", one.baseline});
   report.Add({"recover/pull_ms", "ms", one.milliseconds, "", {}});
@@ -146,22 +138,21 @@ void RunRecover(Bench& bench, const ReadOptions& options) {
   report.Add({"recover/pull_two_holders_vs_fi_read", "GB/s", two.bandwidth, "fi_read", two.baseline});
 }
 
-void AddOptions(CLI::App* command, const std::shared_ptr<ReadOptions>& options) {
+void AddOptions(CLI::App* command, const std::shared_ptr<ShardOptions>& options) {
   AddShardOptions(command, options.get());
-  command->add_option("--provider", options->provider, "of libfabric")->capture_default_str();
 }
 
 }  // namespace
 
 void AddReadCommand(CLI::App& app, Bench& bench) {
-  const auto options = std::make_shared<ReadOptions>();
+  const auto options = std::make_shared<ShardOptions>();
   CLI::App* command = app.add_subcommand("read", "another node's shard, beside a bare fi_read loop");
   AddOptions(command, options);
   command->callback([&bench, options] { RunRead(bench, *options); });
 }
 
 void AddRecoverCommand(CLI::App& app, Bench& bench) {
-  const auto options = std::make_shared<ReadOptions>();
+  const auto options = std::make_shared<ShardOptions>();
   CLI::App* command =
       app.add_subcommand("recover", "a lost node's shard onto its replacement, beside a bare fi_read loop");
   AddOptions(command, options);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // ropeteam-bench save: a rank's shard reaches LOCAL and REPLICATED over two real daemons. The baseline is a
-// bare fi_write loop over the same provider. It also counts page faults, allocations and registrations per
+// bare fi_write loop of libfabric over TCP. It also counts page faults, allocations and registrations per
 // save in the steady state. With --encrypt-replicas it also measures daemons that encrypt, in turns with
 // those that do not, and the first read at the holder, which decrypts. A second rank copies with one thread
 // only, for comparison. The rank that is not measured saves only a few bytes of each step.
@@ -24,7 +24,6 @@ namespace ropeteam::bench {
 namespace {
 
 struct SaveOptions : ShardOptions {
-  std::string provider = "tcp;ofi_rxm";
   bool encrypt = false;
 };
 
@@ -76,13 +75,12 @@ void MeasureSteadyState(Report& report, Cluster& cluster, BenchRank& rank, Bench
 
 void Run(Bench& bench, const SaveOptions& options) {
   const uint64_t bytes = options.size_mib << 20;
-  Report& report = bench.Start("size " + std::to_string(options.size_mib) + " MiB objects " +
-                               std::to_string(options.objects) + " replicas 1 nodes 2 provider " +
-                               options.provider + " runs " + std::to_string(bench.runs));
+  Report& report =
+      bench.Start("size " + std::to_string(options.size_mib) + " MiB objects " +
+                  std::to_string(options.objects) + " replicas 1 nodes 2 runs " + std::to_string(bench.runs));
   const Buffer source(bytes, 1, true);
   const Buffer target(bytes, 2, true);
   ClusterOptions cluster_options;
-  cluster_options.provider = options.provider;
   cluster_options.memory_bytes = 5 * bytes + (64ull << 20);  // two steps kept, two in progress, and tables
   Cluster cluster(cluster_options);
   BenchRank rank(cluster.socket(0), 0, 2, kToken);
@@ -99,7 +97,6 @@ void Run(Bench& bench, const SaveOptions& options) {
 
   BareFiLoop loop;
   BareFiOptions bare;
-  bare.provider = options.provider;
   bare.bytes = bytes;
   if (const Status started = loop.Start(bare); !started.ok()) throw BenchError(started.ToString());
 
@@ -168,7 +165,6 @@ void AddSaveCommand(CLI::App& app, Bench& bench) {
       app.add_subcommand("save", "rank to LOCAL and to REPLICATED, beside a bare fi_write loop");
   const auto options = std::make_shared<SaveOptions>();
   AddShardOptions(command, options.get());
-  command->add_option("--provider", options->provider, "of libfabric")->capture_default_str();
   command->add_flag("--encrypt-replicas", options->encrypt, "over daemons that encrypt, too");
   command->callback([&bench, options] { Run(bench, *options); });
 }
