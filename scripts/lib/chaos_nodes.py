@@ -106,7 +106,7 @@ class Node(Host):
         command += ["--membership", cluster.etcd.url] if cluster.etcd else ["--coordinator", COORDINATOR]
         command += ["--listen", self.address]
         command += ["--socket", self.socket, "--arena-path", str(self.arena), "--memory", f"{ARENA_MIB}M"]
-        command += ["--chunk-size", CHUNK, "--transport", "ofi", "--ready-fd", str(writer)]
+        command += ["--chunk-size", CHUNK, "--transport", "tcp", "--ready-fd", str(writer)]
         # Incarnations end only because of the faults, and every committed step must come back.
         command += ["--quarantine-after", "0"]
         command += ["--job-key-file", str(self.key)]

@@ -54,7 +54,7 @@ def test_what_cannot_work_is_refused_before_memory_is_taken(tmp_path, option, va
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("transport", ["ofi", "ucx"])
+@pytest.mark.parametrize("transport", ["tcp", "ucx"])
 def test_declared_dead_while_alive_it_begins_again_with_all_that_it_sealed(cluster, transport):
     if transport in missing_transports():
         pytest.skip(f"this build is without {transport}")
