@@ -90,7 +90,7 @@ class DataPlane {
   const std::string& address() const { return address_; }
   std::string Describe() const { return transport_->Describe(); }
   const TransportCapabilities& capabilities() const { return transport_->capabilities(); }
-  // "verbs", "ofi/tcp;ofi_rxm": all nodes of a job must have the same.
+  // "tcp", "ofi/efa": all nodes of a job must have the same.
   std::string transport_name() const;
   Transport::Counters counters() const { return transport_->counters(); }
 

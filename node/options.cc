@@ -91,7 +91,9 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--tls-name", t.tls_name,
                  "DNS name or CN that every node's certificate has, where --tls-ca signs others too [any]");
   app.add_flag("--insecure", t.insecure,
-               "without a key, accept everyone who reaches the ports, also from other hosts");
+               "without a key, accept everyone who reaches the ports, also from other hosts; permits "
+               "transports that trust "
+               "their peers");
   app.add_flag(
       "--encrypt-replicas", t.encrypt_replicas,
       "encrypt the copies on other nodes and the data sent to them; on all nodes of a job or on none");
@@ -141,10 +143,10 @@ void Declare(CLI::App& app, Texts& t) {
   app.add_option("--socket", t.socket, "unix socket for ranks [$XDG_RUNTIME_DIR/ropeteam/JOB-NODE.sock]");
   app.add_option(
       "--transport", t.transport,
-      "verbs, ucx, ofi or auto: verbs on InfiniBand and RoCE, ofi on EFA, ofi over TCP otherwise and on "
+      "tcp, verbs, ucx, ofi or auto: verbs on InfiniBand and RoCE, ofi on EFA, tcp otherwise and on "
       "loopback [auto]");
   app.add_option("--provider", t.provider,
-                 "libfabric provider, for ofi [efa where there is one, else tcp;ofi_rxm]");
+                 "libfabric provider, for ofi; others than efa only with --insecure [efa]");
   app.add_option(
       "--device", t.device,
       "network interface or fabric devices, comma-separated, as --list-devices names them [the transport's "

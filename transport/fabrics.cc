@@ -15,8 +15,8 @@
 namespace ropeteam {
 namespace {
 
-constexpr const char* kOfiTcp = "tcp;ofi_rxm";  // only if ofi was asked for
 constexpr const char* kEfa = "efa";
+constexpr const char* kOfiTcp = "tcp;ofi_rxm";  // only with `insecure`
 
 bool IsLoopback(const std::string& address) {
   return address.starts_with("127.") || address.starts_with("::1") || address.starts_with("[::1]");
@@ -46,9 +46,12 @@ std::string WhyNoRdma(const std::vector<FabricListing>& listings) {
   return text.empty() ? "no RDMA device that was asked for" : text;
 }
 
-// The transport or provider that auto prefers: verbs, then EFA; empty: there is neither. If the configuration
-// names devices, only those count.
-std::string PreferredRdma(const FabricConfig& config, const std::vector<FabricListing>& listings) {
+// Whether a usable RDMA device speaks verbs, or libfabric's efa. If the configuration names devices, only those count.
+struct Rdma {
+  bool verbs = false, efa = false;
+};
+Rdma RdmaOf(const FabricConfig& config, const std::vector<FabricListing>& listings) {
+  Rdma found;
   // "mlx5_0:2" names a port of the device mlx5_0.
   const auto names = [](const std::string& asked, const std::string& device) {
     return asked == device || asked.substr(0, asked.find(':')) == device;
@@ -59,10 +62,32 @@ std::string PreferredRdma(const FabricConfig& config, const std::vector<FabricLi
                          std::any_of(config.devices.begin(), config.devices.end(),
                                      [&](const std::string& each) { return names(each, device.name); });
       if (!asked || !device.rdma || !device.unusable.empty()) continue;
-      if (listing.transport == "verbs") return "verbs";
-      if (listing.transport == "ofi" && device.provider == kEfa) return kEfa;
+      found.verbs |= listing.transport == "verbs";
+      found.efa |= listing.transport == "ofi" && device.provider == kEfa;
     }
-  return "";
+  return found;
+}
+
+// EFA's security group keeps strangers away, and shm is reachable on this machine only. libfabric's other providers
+// parse whatever reaches them, and a packet of a stranger can end the process.
+Result<FabricPlan> PlanOfi(const FabricConfig& config, const std::vector<FabricListing>& listings) {
+  std::string provider = config.provider;
+  if (provider.empty() && RdmaOf(config, listings).efa) provider = kEfa;
+  if (provider.empty() && config.require_rdma)
+    return Error(Code::kUnsupported, "RDMA is required and not available: %s", WhyNoRdma(listings).c_str());
+  if (provider.empty()) provider = kOfiTcp;
+  if (provider == kEfa || provider == "shm") return FabricPlan{"ofi", provider, ""};
+  if (config.insecure) {
+    LOG_WARNING("libfabric's provider \"%s\" trusts its peers: anyone who reaches it can end this process",
+                provider.c_str());
+    return FabricPlan{"ofi", provider, ""};
+  }
+  const char* none = config.provider.empty() ? "this machine has no EFA device, and " : "";
+  return Error(
+      Code::kInvalidArgument,
+      "transport ofi: %slibfabric's provider \"%.80s\" trusts its peers: anyone who reaches it can end this "
+      "process. Take --transport tcp, or verbs for a card with InfiniBand or RoCE, or say --insecure",
+      none, provider.c_str());
 }
 
 Result<std::unique_ptr<Transport>> Create(const FabricConfig& config, const FabricPlan& plan) {
@@ -142,16 +167,15 @@ Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<Fabr
   if (config.transport == "verbs" || config.transport == "ucx" || config.transport == "tcp")
     return FabricPlan{config.transport, "", ""};
   // A named provider is one of libfabric.
-  if (!config.provider.empty()) return FabricPlan{"ofi", config.provider, ""};
-  if (IsLoopback(config.listen_address) && !config.require_rdma)
-    return any ? FabricPlan{"tcp", "", ""} : FabricPlan{"ofi", kOfiTcp, ""};
-  const std::string preferred = PreferredRdma(config, listings);
-  if (preferred == kEfa) return FabricPlan{"ofi", kEfa, ""};
-  if (any && preferred == "verbs") return FabricPlan{"verbs", "", ""};
+  if (!any || !config.provider.empty()) return PlanOfi(config, listings);
+  if (IsLoopback(config.listen_address) && !config.require_rdma) return FabricPlan{"tcp", "", ""};
+  const Rdma rdma = RdmaOf(config, listings);
+  if (rdma.verbs) return FabricPlan{"verbs", "", ""};
+  if (rdma.efa) return FabricPlan{"ofi", kEfa, ""};
   std::string reason = WhyNoRdma(listings);
   if (config.require_rdma)
     return Error(Code::kUnsupported, "RDMA is required and not available: %s", reason.c_str());
-  return any ? FabricPlan{"tcp", "", std::move(reason)} : FabricPlan{"ofi", kOfiTcp, ""};
+  return FabricPlan{"tcp", "", std::move(reason)};
 }
 
 std::vector<FabricListing> ListFabrics() {
@@ -160,7 +184,9 @@ std::vector<FabricListing> ListFabrics() {
 
 Result<FabricChoice> CreateFabric(const FabricConfig& config) {
   const bool loopback = IsLoopback(config.listen_address) && !config.require_rdma;
-  Result<FabricPlan> plan = PlanFabric(config, loopback ? std::vector<FabricListing>() : ListFabrics());
+  const bool asks =
+      config.provider.empty() && (config.transport == "ofi" || (config.transport == "auto" && !loopback));
+  Result<FabricPlan> plan = PlanFabric(config, asks ? ListFabrics() : std::vector<FabricListing>());
   if (!plan.ok()) return plan.status();
   Result<std::unique_ptr<Transport>> made = Create(config, *plan);
   const bool rdma_planned = plan->transport == "verbs" || plan->provider == kEfa;

@@ -50,12 +50,12 @@ struct FabricConfig {
   // "auto": tcp if --listen is a loopback address, because the nodes are on one machine. Otherwise verbs if a card
   // speaks InfiniBand or RoCE, ofi over efa if there is EFA, or else tcp.
   std::string transport = "auto";
-  std::string provider;              // ofi only; empty: efa or tcp;ofi_rxm
+  std::string provider;              // ofi only; empty: efa
   std::vector<std::string> devices;  // empty: the transport chooses, and prints its choice
   std::string listen_address =
       "127.0.0.1";     // numeric IP with an optional port, for transports that have IP addresses
   int gid_index = -1;  // verbs, ucx: which entry of the port's GID table; -1: RoCE v2 preferred
-  // Allows a transport that checks no keys to listen where other hosts can reach it.
+  // Allows a transport that checks no keys, or trusts its peers, to listen where others can reach it.
   bool insecure = false;
   bool require_rdma = false;  // kUnsupported unless a card moves the bytes
 };
@@ -66,8 +66,9 @@ struct FabricPlan {
   std::string provider;   // of libfabric, for ofi
   std::string fallback;   // why auto could not choose RDMA, for a warning; else empty
 };
-// Errors: kInvalidArgument (no such transport, or a provider for a transport other than ofi), kUnsupported
-// (require_rdma cannot be met; the message says what is missing).
+// Errors: kInvalidArgument (no such transport, a provider for a transport other than ofi, or a provider other than efa
+// and shm, unless config.insecure permits it: the message says what to do), kUnsupported (require_rdma cannot be met;
+// the message says what is missing).
 Result<FabricPlan> PlanFabric(const FabricConfig& config, const std::vector<FabricListing>& listings);
 
 // The devices for UCX if none was named: the interface with the listen address, and the RDMA devices unless that is

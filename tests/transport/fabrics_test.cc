@@ -101,11 +101,45 @@ TEST(PlanFabric, WhatIsAskedForByNameIsTaken) {
   EXPECT_EQ(PlanFabric(OnNetwork("ucx"), {})->transport, "ucx");
   EXPECT_EQ(PlanFabric(OnNetwork("verbs"), {Verbs({})})->transport, "verbs")
       << "its factory says what is missing";
+  const FabricListing both = Ofi({Card("efa0", "efa")});
+  EXPECT_EQ(PlanFabric(OnNetwork("ofi"), {Verbs({Card("mlx5_0", "RoCE")}), both})->provider, "efa");
   FabricConfig config = OnNetwork("ofi");
-  EXPECT_EQ(PlanFabric(config, {Verbs({Card("mlx5_0", "RoCE")}), Ofi({})})->provider, "tcp;ofi_rxm");
-  EXPECT_EQ(PlanFabric(config, {Ofi({})})->fallback, "") << "it was asked for";
-  config.provider = "shm";
-  EXPECT_EQ(PlanFabric(config, {})->provider, "shm");
+  config.listen_address = "127.0.0.1";
+  EXPECT_EQ(PlanFabric(config, {both})->provider, "efa") << "also where the nodes are on one machine";
+  for (const char* provider : {"efa", "shm"}) {
+    config.provider = provider;
+    EXPECT_EQ(PlanFabric(config, {})->provider, provider);
+  }
+}
+
+TEST(PlanFabric, AProviderThatTrustsItsPeersIsTakenOnlyWhenToldTo) {
+  for (const char* address : {"10.0.0.3:7000", "127.0.0.1"})
+    for (const char* transport : {"ofi", "auto"})
+      for (const char* provider : {"tcp;ofi_rxm", "verbs;ofi_rxm", "tcp", "net", "sockets", "udp;ofi_rxd"}) {
+        FabricConfig config = OnNetwork(transport);
+        config.listen_address = address;
+        config.provider = provider;
+        const auto refused = PlanFabric(config, {});
+        EXPECT_EQ(refused.status().code(), Code::kInvalidArgument) << provider << " at " << address;
+        EXPECT_THAT(refused.status().message(), AllOf(HasSubstr(std::string("\"") + provider + "\""),
+                                                      HasSubstr("--transport tcp"), HasSubstr("--insecure")));
+        config.insecure = true;
+        EXPECT_EQ(PlanFabric(config, {})->provider, provider);
+      }
+}
+
+TEST(PlanFabric, OfiWithoutEfaIsRefusedUnlessToldTo) {
+  FabricConfig config = OnNetwork("ofi");
+  const std::vector<FabricListing> listings = {Verbs({Card("mlx5_0", "RoCE")}), Ofi({})};
+  const auto refused = PlanFabric(config, listings);
+  EXPECT_EQ(refused.status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(refused.status().message(),
+              AllOf(HasSubstr("no EFA device"), HasSubstr("tcp;ofi_rxm"), HasSubstr("--transport tcp")));
+  config.insecure = true;
+  EXPECT_EQ(PlanFabric(config, listings)->provider, "tcp;ofi_rxm");
+  EXPECT_EQ(PlanFabric(config, listings)->fallback, "") << "it was asked for";
+  config.require_rdma = true;
+  EXPECT_EQ(PlanFabric(config, listings).status().code(), Code::kUnsupported);
 }
 
 TEST(PlanFabric, NonsenseIsRefusedByName) {
@@ -135,6 +169,8 @@ TEST(CreateFabric, MakesWhatWasPlanned) {
 TEST(CreateFabric, AProviderThatWasNamedIsNotReplaced) {
   FabricConfig config;
   config.provider = "tcp;ofi_rxm";
+  EXPECT_EQ(CreateFabric(config).status().code(), Code::kInvalidArgument);
+  config.insecure = true;
   const auto made = CreateFabric(config);
   if (ListOfiDevices().missing.empty()) {
     ASSERT_TRUE(made.ok()) << made.status().ToString();
