@@ -42,7 +42,7 @@ inline constexpr size_t kRegionsMax = 64;
 // How long a peer with outstanding operations may be silent before a fabric reports it gone. A network that recovers on
 // its own (a retrained link, a re-converging switch, a subnet manager's sweep) is usually back within a second, and
 // then no operation needs to fail. Membership reports a node's death within a second, so recovery does not wait for
-// this timeout. A longer one would only delay the choice of another holder. Used by verbs, tcp and ofi over tcp.
+// this timeout. A longer one would only delay the choice of another holder. Used by verbs and tcp.
 inline constexpr uint32_t kSilenceMsDefault = 2'000;
 
 using PeerId = uint32_t;          // a connected peer, numbered by this transport; never reused

@@ -40,9 +40,9 @@ std::vector<std::string> AddressesSeeds() {
   message.queue_pair = message.datagram_queue_pair = 9;
   message.reads = 16;
   message.port = port;
-  const Blobs blobs = {ofi::EndpointAddress{1, 2, 3, 4, true, "tcp;ofi_rxm", "name"},
+  const Blobs blobs = {ofi::EndpointAddress{1, 2, 3, 4, "tcp;ofi_rxm", "name"},
                        ofi::RegionKey{1, 2, 3, 4},
-                       ofi::RailsAddress{1, 2, false, "efa", {{1, 2, "a", 100}, {3, 4, "b", 200}}},
+                       ofi::RailsAddress{1, 2, "efa", {{1, 2, "a", 100}, {3, 4, "b", 200}}},
                        ofi::RailsKey{1, 2, 3, {4, 5}},
                        ucx::WorkerAddress{1, {2, 3, 4}, 5, "hello", "cma", "name"},
                        ucx::RegionKey{1, 2, 3, "key"},

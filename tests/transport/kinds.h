@@ -35,6 +35,8 @@ struct TransportKind {
   // An operation on a released region fails. If false, its bytes land: the memory is still mapped, and
   // nothing checks the key.
   bool refuses_revoked = true;
+  // A connection that broke is made again, to the same instance or to another one at its address.
+  bool reconnects = true;
   // Disconnect() fences the peer (TransportCapabilities::fences_peers).
   bool fences = false;
   // Why a peer that dies or refuses is never noticed, for a printed skip; empty: it is noticed.

@@ -9,12 +9,14 @@
 namespace ropeteam::test {
 namespace {
 
-// For fabrics that notice a dead peer only by its silence: 1 s, and time for a busy, emulated machine.
-constexpr uint64_t kSilentWithinMs = 8'000;
+// A dead peer is noticed when it does not answer its hello for 1 s; and time for a busy, emulated machine.
+constexpr uint64_t kGoneWithinMs = 8'000;
 
 TransportKind Kind(const std::string& name, const OfiConfig& config) {
   TransportKind kind;
   kind.name = name;
+  kind.cancels_one_peer = false;
+  kind.gone_within_ms = kGoneWithinMs;
   kind.make = [config](const std::string& address) {
     OfiConfig own = config;
     if (!address.empty()) own.listen_address = address;
@@ -26,12 +28,8 @@ TransportKind Kind(const std::string& name, const OfiConfig& config) {
   return kind;
 }
 
-TransportKind Tcp(const std::string& name, bool shared_endpoint) {
-  OfiConfig config;
-  config.shared_endpoint = shared_endpoint;
-  TransportKind kind = Kind(name, config);
-  kind.cancels_one_peer = !shared_endpoint;
-  kind.fences = !shared_endpoint;
+TransportKind Tcp() {
+  TransportKind kind = Kind("ofi_tcp", OfiConfig{});
   kind.describes = "tcp;ofi_rxm on lo 127.0.0.1:";
   return kind;
 }
@@ -55,7 +53,6 @@ TransportKind Native() {
     return CreateOfiTransport(own);
   };
   kind.describes = " on lo 127.0.0.1:";
-  kind.cancels_one_peer = false;
 #ifdef ROPETEAM_HAVE_OFI
   kind.absent = [] { return NativeTcp().empty() ? "libfabric has TCP by way of ofi_rxm only" : ""; };
 #endif
@@ -66,7 +63,6 @@ TransportKind TwoRails() {
   OfiConfig config;
   config.listen_address = "127.0.0.1,127.0.0.2";
   TransportKind kind = Kind("ofi_tcp_two_rails", config);
-  kind.fences = true;
   kind.describes = "tcp;ofi_rxm on lo 127.0.0.1:";
   return kind;
 }
@@ -77,7 +73,6 @@ TransportKind Shm() {
   TransportKind kind = Kind("ofi_shm", config);
   kind.describes = "shm";
   kind.name_of = [](const Transport&) { return "shm"; };
-  kind.cancels_one_peer = false;
   kind.deaf =
       "libfabric's shm neither notices a peer's death nor answers an operation that it refuses: "
       "transport/ofi/libfabric.md";
@@ -109,7 +104,8 @@ TransportKind Verbs() {
   };
   kind.describes = "verbs;ofi_rxm on ";
   kind.serves_stopped = true;
-  kind.gone_within_ms = kSilentWithinMs;
+  kind.cancels_one_peer = true;  // the card serves a peer that hangs
+  kind.reconnects = false;
 #ifdef ROPETEAM_HAVE_OFI
   kind.absent = [] { return RdmaInterface().empty() ? "no RDMA device with a network interface" : ""; };
 #endif
@@ -118,8 +114,6 @@ TransportKind Verbs() {
 
 }  // namespace
 
-std::vector<TransportKind> OfiKinds() {
-  return {Tcp("ofi_tcp", false), Tcp("ofi_tcp_shared_endpoint", true), TwoRails(), Native(), Shm(), Verbs()};
-}
+std::vector<TransportKind> OfiKinds() { return {Tcp(), TwoRails(), Native(), Shm(), Verbs()}; }
 
 }  // namespace ropeteam::test

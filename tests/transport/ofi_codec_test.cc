@@ -21,7 +21,6 @@ EndpointAddress Address() {
   address.hello_address = 7;
   address.hello_key = UINT64_MAX;
   address.address_format = 3;
-  address.grants = true;
   address.provider = "tcp;ofi_rxm";
   address.name = std::string("\0\1\2name", 7);
   return address;
@@ -34,7 +33,6 @@ TEST(OfiCodecTest, AddressComesBack) {
   EXPECT_EQ(decoded.hello_address, 7u);
   EXPECT_EQ(decoded.hello_key, UINT64_MAX);
   EXPECT_EQ(decoded.address_format, 3u);
-  EXPECT_TRUE(decoded.grants);
   EXPECT_EQ(decoded.provider, "tcp;ofi_rxm");
   EXPECT_EQ(decoded.name, Address().name);
 }

@@ -189,6 +189,7 @@ class ProcessRig final : public Rig {
   bool names_refusals() const override { return kind_->names_refusals; }
   bool serves_stopped() const override { return kind_->serves_stopped; }
   bool refuses_revoked() const override { return kind_->refuses_revoked; }
+  bool reconnects() const override { return kind_->reconnects; }
   bool fences() const override { return kind_->fences; }
   std::string deaf() const override { return kind_->deaf; }
   uint64_t gone_within_us() const override { return kind_->gone_within_ms * 1'000; }

@@ -90,6 +90,7 @@ class Rig {
   }  // a refused range is kInvalidArgument, not kLinkFailed
   virtual bool serves_stopped() const { return false; }  // see TransportKind
   virtual bool refuses_revoked() const { return true; }  // see TransportKind
+  virtual bool reconnects() const { return true; }       // see TransportKind
   virtual bool fences() const { return false; }          // see TransportKind
   virtual std::string deaf() const { return ""; }        // see TransportKind
   virtual uint64_t gone_within_us() const { return 100'000; }

@@ -13,7 +13,7 @@ constexpr uint32_t kAddressMagic = 0x61745452;       // "RTta"
 constexpr uint32_t kKeyMagic = 0x6b745452;           // "RTtk"
 constexpr uint32_t kRailsAddressMagic = 0x61725452;  // "RTra"
 constexpr uint32_t kRailsKeyMagic = 0x6b725452;      // "RTrk"
-constexpr uint32_t kVersion = 3;                     // 3: peers' keys are made by SipHash
+constexpr uint32_t kVersion = 4;
 
 }  // namespace
 
@@ -23,7 +23,6 @@ std::string Encode(const EndpointAddress& address) {
   writer.Number(address.hello_address);
   writer.Number(address.hello_key);
   writer.Number(address.address_format);
-  writer.Number(static_cast<uint8_t>(address.grants));
   writer.Text(address.provider);
   writer.Text(address.name);
   std::string bytes = std::move(writer).Finish();
@@ -47,12 +46,10 @@ Status Decode(std::string_view bytes, EndpointAddress* address) {
   decoded.hello_address = reader.Number<uint64_t>();
   decoded.hello_key = reader.Number<uint64_t>();
   decoded.address_format = reader.Number<uint32_t>();
-  const uint8_t grants = reader.Number<uint8_t>();
-  decoded.grants = grants != 0;
   decoded.provider = reader.Text();
   decoded.name = reader.Text();
   ROPETEAM_RETURN_IF_ERROR(reader.Finish());
-  if (decoded.instance == 0 || decoded.name.empty() || grants > 1)
+  if (decoded.instance == 0 || decoded.name.empty())
     return Error(Code::kInvalidArgument, "ofi address of %zu bytes is malformed", bytes.size());
   *address = std::move(decoded);
   return OkStatus();
@@ -74,7 +71,6 @@ std::string Encode(const RailsAddress& address) {
   BlobWriter writer(kRailsAddressMagic, kVersion);
   writer.Number(address.instance);
   writer.Number(address.address_format);
-  writer.Number(static_cast<uint8_t>(address.grants));
   writer.Text(address.provider);
   writer.Number(static_cast<uint8_t>(address.rails.size()));
   for (const RailsAddress::Rail& rail : address.rails) {
@@ -101,11 +97,9 @@ Status Decode(std::string_view bytes, RailsAddress* address) {
   RailsAddress decoded;
   decoded.instance = reader.Number<uint64_t>();
   decoded.address_format = reader.Number<uint32_t>();
-  const uint8_t grants = reader.Number<uint8_t>();
-  decoded.grants = grants != 0;
   decoded.provider = reader.Text();
   const size_t count = reader.Number<uint8_t>();
-  bool whole = count > 0 && count <= kRailsMax && decoded.instance != 0 && grants <= 1;
+  bool whole = count > 0 && count <= kRailsMax && decoded.instance != 0;
   for (size_t i = 0; i < count && whole; i++) {
     RailsAddress::Rail rail;
     rail.hello_address = reader.Number<uint64_t>();

@@ -22,7 +22,6 @@ struct EndpointAddress {
   uint64_t hello_address = 0;   // where the peer's hello (its instance number) can be read …
   uint64_t hello_key = 0;       // … and with which key
   uint32_t address_format = 0;  // fi_info::addr_format of `name`
-  bool grants = false;          // each peer has keys of its own and asks for them: see grants.h
   std::string provider;         // both ends must use the same
   std::string name;             // fi_getname()
 };
@@ -44,7 +43,6 @@ struct RailsAddress {
   };
   uint64_t instance = 0;
   uint32_t address_format = 0;
-  bool grants = false;
   std::string provider;
   std::vector<Rail> rails;  // 1 to kRailsMax
 };

@@ -43,7 +43,7 @@ void OfiTransport::ProbeDmabuf() {
     if (!no_dmabuf_.empty()) break;
     bool emulated = true;
     size_t length = sizeof emulated;
-    const int result = fi_getopt(&listener_.endpoint->fid, FI_OPT_ENDPOINT, option, &emulated, &length);
+    const int result = fi_getopt(&endpoint_->fid, FI_OPT_ENDPOINT, option, &emulated, &length);
     if (result != 0 || emulated) no_dmabuf_ = "the card cannot read and write by itself";
   }
 #endif

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "core/base/log.h"
-#include "transport/ofi/hang_up.h"
 #include "transport/ofi/internal.h"
 #include "transport/ofi/rails.h"
 
@@ -24,11 +23,6 @@ Result<std::unique_ptr<Transport>> CreateOfiTransport(const OfiConfig& config) {
 }
 
 void SetOfiEnvironment() {
-  // Receive buffers serve messages, and operations here are one-sided. The defaults (4096 × 16 KiB) take 70
-  // MiB per endpoint, these take 2 MiB.
-  setenv("FI_OFI_RXM_MSG_RX_SIZE", "8", 0);
-  setenv("FI_OFI_RXM_BUFFER_SIZE", "256", 0);
-  setenv("FI_OFI_RXM_EAGER_LIMIT", "256", 0);
   // Registrations last until they are closed. With a cache, peers that have the key could still reach a
   // region that was deregistered.
   setenv("FI_MR_CACHE_MAX_COUNT", "0", 0);
@@ -37,20 +31,16 @@ void SetOfiEnvironment() {
   // If device memory is requested, libfabric initialises every kind that it finds, with a context on each
   // GPU. Device memory is registered here as a dmabuf, which needs none of that.
   setenv("FI_HMEM", "system", 0);
-  // The number of peers for whose completions an endpoint's queue has room. The default of 256 needs more
-  // entries than some devices have in a queue (32767 with rxe). An endpoint here has one peer, or serves
-  // without completions.
+  // The number of peers for whose completions ofi_rxm makes room in a queue. The default of 256 needs more entries
+  // than some devices have in a queue (32767 with rxe), and only tests use ofi_rxm, with few peers.
   setenv("FI_UNIVERSE_SIZE", "64", 0);
-  // The interval in microseconds at which ofi_rxm makes progress on connections. At the default of 10000 a
-  // peer's first operation, and the check after a failed one, would take 10 to 20 ms.
-  setenv("FI_OFI_RXM_CM_PROGRESS_INTERVAL", "1000", 0);
 }
 
 namespace ofi {
 namespace {
 
 constexpr uint64_t kMemoryModes = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-// Entries of the listener's completion queue when it is opened. A provider that needs more enlarges it.
+// Entries of the completion queue when it is opened. A provider that needs more enlarges it.
 constexpr size_t kCompletionEntries = 4096;
 // FI_NAME_MAX for an endpoint's name; EFA's is 32 bytes, shm's a path.
 constexpr size_t kEndpointNameBytesMax = 256;
@@ -58,18 +48,6 @@ constexpr size_t kEndpointNameBytesMax = 256;
 Status FabricError(Code code, int64_t result, const char* what) {
   return Error(code, "%s: %s (%lld)", what, fi_strerror(static_cast<int>(-result)),
                static_cast<long long>(result));
-}
-
-// Whether the provider keeps one connection per peer. Only endpoints of such providers are cheap enough to
-// open one per peer.
-bool KeepsConnections(const fi_info* info) {
-  const uint32_t protocol = info->ep_attr->protocol;
-  return protocol == FI_PROTO_RXM || protocol == FI_PROTO_RXM_TCP || protocol == FI_PROTO_SOCK_TCP;
-}
-
-// Whether the provider listens with a socket. The IP address of "verbs;ofi_rxm" belongs to rdma_cm instead.
-bool ListensByTcp(const std::string& provider) {
-  return provider.starts_with("tcp") || provider.starts_with("net") || provider.starts_with("sockets");
 }
 
 // "shm, tcp;ofi_rxm, …": the providers of this machine.
@@ -131,10 +109,8 @@ Status OfiTransport::Open() {
   ROPETEAM_RETURN_IF_ERROR(ChooseInfo());
   ROPETEAM_RETURN_IF_ERROR(OpenFabric());
   ROPETEAM_RETURN_IF_ERROR(RegisterHello());
-  if (grants_keys_) ROPETEAM_RETURN_IF_ERROR(OpenGrants());
-  const Status opened = OpenEndpoint(/*listening=*/true, &listener_);
-  if (!opened.ok()) return opened;
-  for (size_t i = 0; grants_keys_ && i < kKnockBuffers; i++) PostKnockBuffer(&knocks_[i]);
+  ROPETEAM_RETURN_IF_ERROR(OpenQueue());
+  ROPETEAM_RETURN_IF_ERROR(OpenEndpoint());
   ProbeDmabuf();
   NameSelf();
   return OkStatus();
@@ -221,21 +197,12 @@ Status OfiTransport::OpenFabric() {
   result = fi_av_open(domain_.get(), &av_attributes, &addresses, nullptr);
   if (result != 0) return FabricError(Code::kIo, result, "fi_av_open");
   addresses_.reset(addresses);
-  shared_ = config_.shared_endpoint || !KeepsConnections(info_.get());
-  probes_ = listen_.length != 0 && ListensByTcp(info_->fabric_attr->prov_name);
-  // Over TCP the provider copies, so a registration is an entry of a table. A network card would pin the
-  // arena once per peer. With a shared endpoint, and with libfabric's native tcp, a connection that was reset
-  // may never be re-established (libfabric.md).
-  const auto modes = static_cast<uint64_t>(info_->domain_attr->mr_mode);
-  grants_keys_ = probes_ && !shared_ && (modes & (FI_MR_PROV_KEY | FI_MR_VIRT_ADDR)) == 0 &&
-                 info_->domain_attr->mr_key_size >= sizeof(uint64_t) &&
-                 info_->tx_attr->inject_size >= sizeof(Knock);
   return OkStatus();
 }
 
-Status OfiTransport::OpenQueue(size_t entries, Queue* queue) {
+Status OfiTransport::OpenQueue() {
   fi_cq_attr attributes{};
-  attributes.size = entries;
+  attributes.size = kCompletionEntries;
   attributes.format = FI_CQ_FORMAT_CONTEXT;
   attributes.wait_obj = FI_WAIT_FD;
   fid_cq* completions = nullptr;
@@ -247,32 +214,22 @@ Status OfiTransport::OpenQueue(size_t entries, Queue* queue) {
     result = fi_cq_open(domain_.get(), &attributes, &completions, nullptr);
   }
   if (result != 0) return FabricError(Code::kIo, result, "fi_cq_open");
-  queue->completions.reset(completions);
-  queue->fd = -1;
-  if (sleepable && fi_control(&completions->fid, FI_GETWAIT, &queue->fd) != 0) queue->fd = -1;
+  queue_.reset(completions);
+  if (sleepable && fi_control(&completions->fid, FI_GETWAIT, &queue_fd_) != 0) queue_fd_ = -1;
   return OkStatus();
 }
 
-// The listening endpoint has the configured port. A peer's own endpoint has a port that the system chooses;
-// no other node needs to know it.
-Status OfiTransport::OpenEndpoint(bool listening, Link* link) {
-  ROPETEAM_RETURN_IF_ERROR(OpenQueue(listening ? kCompletionEntries : config_.depth + 1, &link->queue));
-  Info info(fi_dupinfo(info_.get()));
-  if (!info) return Error(Code::kIo, "fi_dupinfo: out of memory");
-  if (!listening && listen_.length != 0) {
-    const IpAddress any_port = WithPort(listen_, 0);
-    std::memcpy(info->src_addr, any_port.get(), any_port.length);
-  }
+Status OfiTransport::OpenEndpoint() {
   fid_ep* opened = nullptr;
-  int result = fi_endpoint(domain_.get(), info.get(), &opened, nullptr);
+  int result = fi_endpoint(domain_.get(), info_.get(), &opened, nullptr);
   if (result != 0) {
     if (result == -FI_EADDRINUSE)
       return Error(Code::kAlreadyExists, "listen address %s is in use", ToText(listen_).c_str());
     return FabricError(Code::kIo, result, "fi_endpoint");
   }
-  link->endpoint.reset(opened);
+  endpoint_.reset(opened);
   result = fi_ep_bind(opened, &addresses_->fid, 0);
-  if (result == 0) result = fi_ep_bind(opened, &link->queue.completions->fid, FI_TRANSMIT | FI_RECV);
+  if (result == 0) result = fi_ep_bind(opened, &queue_->fid, FI_TRANSMIT | FI_RECV);
   if (result != 0) return FabricError(Code::kIo, result, "fi_ep_bind");
   result = fi_enable(opened);
   if (result == -FI_EADDRINUSE)
@@ -283,34 +240,11 @@ Status OfiTransport::OpenEndpoint(bool listening, Link* link) {
 
 Status OfiTransport::RegisterHello() {
   hello_ = {kHelloMagic, instance_};
-  hellos_read_ = std::make_unique<HelloRead[]>(kOfiPeersMax);
+  hellos_read_ = std::make_unique<Hello[]>(kOfiPeersMax);
   for (uint32_t slot = kOfiPeersMax; slot > 0; slot--) slots_free_.push_back(slot - 1);
   ROPETEAM_RETURN_IF_ERROR(RegisterMemory(&hello_, sizeof hello_, FI_REMOTE_READ, kHelloKey, &hello_memory_));
-  return RegisterMemory(hellos_read_.get(), kOfiPeersMax * sizeof(HelloRead), FI_READ, RandomNumber(),
+  return RegisterMemory(hellos_read_.get(), kOfiPeersMax * sizeof(Hello), FI_READ, RandomNumber(),
                         &hellos_read_memory_);
-}
-
-Status OfiTransport::OpenGrants() {
-  grants_ = std::make_unique<Grants>([this](void* base, uint64_t length,
-                                            uint64_t key) -> Result<Grants::Registration> {
-    Fid<fid_mr> memory;
-    ROPETEAM_RETURN_IF_ERROR(RegisterMemory(base, length, FI_REMOTE_READ | FI_REMOTE_WRITE, key, &memory));
-    return Grants::Registration(std::shared_ptr<fid_mr>(memory.release(), FidCloser()));
-  });
-  knocks_ = std::make_unique<KnockBuffer[]>(kKnockBuffers);
-  const std::vector<uint64_t>& answers = grants_->answers();
-  return RegisterMemory(const_cast<uint64_t*>(answers.data()), answers.size() * sizeof answers[0],
-                        FI_REMOTE_READ, kAnswersKey, &answers_memory_);
-}
-
-void OfiTransport::PostKnockBuffer(KnockBuffer* buffer) {
-  buffer->knock = Knock{};
-  const ssize_t result = fi_recv(listener_.endpoint.get(), &buffer->knock, sizeof buffer->knock, nullptr,
-                                 FI_ADDR_UNSPEC, &buffer->context);
-  // If no buffer is left, no further peer can get keys to this node's memory.
-  if (result != 0)
-    LOG_ERROR("ofi: cannot post a receive buffer for key requests (one of %zu): %s", kKnockBuffers,
-              fi_strerror(static_cast<int>(-result)));
 }
 
 uint64_t OfiTransport::RemoteBase(const void* base) const {
@@ -321,7 +255,7 @@ void OfiTransport::NameSelf() {
   EndpointAddress self;
   self.name.resize(kEndpointNameBytesMax);
   size_t length = self.name.size();
-  const int result = fi_getname(&listener_.endpoint->fid, self.name.data(), &length);
+  const int result = fi_getname(&endpoint_->fid, self.name.data(), &length);
   ROPETEAM_CHECK(result == 0 && length <= self.name.size());
   self.name.resize(length);
   name_bytes_ = length;
@@ -329,7 +263,6 @@ void OfiTransport::NameSelf() {
   self.hello_address = RemoteBase(&hello_);
   self.hello_key = fi_mr_key(hello_memory_.get());
   self.address_format = info_->addr_format;
-  self.grants = grants_keys_;
   self.provider = info_->fabric_attr->prov_name;
   local_address_ = Encode(self);
 
@@ -348,20 +281,13 @@ void OfiTransport::NameSelf() {
   capabilities_.rdma = IsRdma(self.provider);
   if (info_->nic != nullptr && info_->nic->link_attr != nullptr)
     capabilities_.link_mbps = info_->nic->link_attr->speed / kBitsPerMegabit;
-  // A peer that has no keys of its own can reconnect and continue to write. Without /proc, a fragment that is
-  // arriving cannot be stopped.
-  capabilities_.fences_peers = grants_keys_ && listener_.queue.fd >= 0 && CanFindConnections();
-  capabilities_.admits_peers = grants_keys_;
   capabilities_.operation_bytes = std::min<uint64_t>(config_.operation_bytes, info_->ep_attr->max_msg_size);
 }
 
 OfiTransport::~OfiTransport() {
-  // Each peer's endpoint releases its buffers here. Operations that are not complete yet are lost, as
-  // transport.h says.
-  for (const auto& [id, peer] : peers_) EndConnection(peer.get());
-  peers_.clear();
-  listener_.endpoint.reset();
-  regions_.Clear();  // before grants_, which holds their keys
+  // Operations that are not complete yet are lost, as transport.h says.
+  endpoint_.reset();
+  regions_.Clear();  // before domain_
 }
 
 Status OfiTransport::RegisterMemory(void* base, uint64_t length, uint64_t access, uint64_t key,
@@ -381,22 +307,15 @@ Status OfiTransport::MapRegion(Region* region, void* base) {
   region->base = static_cast<char*>(base);
   // Providers differ on empty registrations, so none is made: no byte of it is ever accessed.
   if (region->length == 0) return OkStatus();
-  const uint64_t exported = RandomNumber();
-  // If each peer has its own keys, this registration serves only our own operations. Its key is not given to
-  // a peer.
-  Status status =
-      grants_keys_
-          ? RegisterMemory(base, region->length, FI_READ | FI_WRITE, RandomNumber(), &region->memory)
-          : RegisterMemory(base, region->length, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
-                           exported, &region->memory);
-  if (status.ok() && grants_keys_) status = grants_->AddRegion(exported, base, region->length);
+  const Status status =
+      RegisterMemory(base, region->length, FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE,
+                     RandomNumber(), &region->memory);
   if (!status.ok()) {
     LOG_ERROR("transport ofi: %s", status.ToString().c_str());
     return status;
   }
   region->descriptor = fi_mr_desc(region->memory.get());
-  region->grants = grants_.get();
-  region->key = grants_keys_ ? exported : fi_mr_key(region->memory.get());
+  region->key = fi_mr_key(region->memory.get());
   return OkStatus();
 }
 

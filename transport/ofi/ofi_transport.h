@@ -1,32 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The transport over libfabric: one-sided writes and reads of an FI_EP_RDM endpoint. It is written by the
-// rules of Amazon's EFA (no ordering between operations, registration modes FI_MR_LOCAL, VIRT_ADDR, ALLOCATED
-// and PROV_KEY asked for, delivery-complete semantics) and runs by default over the provider "tcp;ofi_rxm",
-// so that the code that serves a cluster is the code that runs in every test.
+// The transport over libfabric, for Amazon's EFA: one-sided writes and reads of an FI_EP_RDM endpoint, which all
+// peers share. It is written by EFA's rules (no ordering between operations, registration modes FI_MR_LOCAL,
+// VIRT_ADDR, ALLOCATED and PROV_KEY asked for, delivery-complete semantics).
+//
+// The tests run it over the providers "tcp;ofi_rxm", "verbs;ofi_rxm" and shm, by the same code. These are not for a
+// network: ofi_rxm trusts its peers, and one packet of a stranger can end the process. transport/fabrics.h refuses
+// them unless --insecure is given.
 //
 // A write completes only when its bytes are in the target's memory: FI_DELIVERY_COMPLETE is asked for, and a
 // provider without it is refused. The target must run Poll() or Wait() for its memory to be reachable: tcp
 // has no card that would do it.
 //
-// Over tcp;ofi_rxm peers are fenced where /proc is mounted (TransportCapabilities::fences_peers): each has
-// memory keys of its own, which Disconnect() revokes (ofi/grants.h), and its connections are ended. Over EFA
-// and verbs;ofi_rxm they are not: a key for each peer would pin the whole arena once more. With an endpoint
-// that all peers share, and with libfabric's native tcp, they are not either: libfabric may not make a
-// connection again after it was reset.
+// Peers are not fenced (TransportCapabilities::fences_peers): all have the same key to a region, because a key for
+// each peer would pin the whole arena once more. Disconnect() of a peer that hangs completes when the provider gives
+// the buffers back.
 //
 // A peer may read and write the regions whose keys it was given (64 random bits each if the provider lets us choose),
 // and break its own connection. On tcp a refused access breaks the connection that it came on: the initiator sees
-// kLinkFailed for everything that was in flight to that peer, and goes on over a new one.
+// kLinkFailed for everything that was in flight to that peer, and goes on over a new one. verbs;ofi_rxm makes no new
+// one: there the peer is gone.
 //
 // After DeregisterRegion() further accesses are refused. On tcp a fragment that a peer is in the middle of
 // sending is still received to its end: keep the memory mapped, and do not reuse it, for as long as a peer's
 // fragment may take.
 //
 // Device memory (RegisterDmabuf()) goes with the provider "efa" and libfabric 1.20 or newer: see docs/efa.md.
-//
-// Each peer that is written to or read from costs 2 MiB, a dozen descriptors and an idle listening port on
-// the same address, from the first operation on; a peer that only reaches into our memory costs a connection.
 
 #ifndef ROPETEAM_TRANSPORT_OFI_OFI_TRANSPORT_H_
 #define ROPETEAM_TRANSPORT_OFI_OFI_TRANSPORT_H_
@@ -47,7 +46,7 @@ inline constexpr uint64_t kOfiOperationBytesDefault = 1 << 20;
 // Operations in flight to one peer. 16 × 1 MiB covers the bandwidth-delay product of 100 Gb/s at 1 ms.
 inline constexpr uint32_t kOfiDepthDefault = 16;
 inline constexpr uint32_t kOfiDepthMax = 1024;
-// Peers connected at a time; the size of the table that hello reads land in (2.3 MiB).
+// Peers connected at a time; the size of the table that hello reads land in (256 KiB).
 inline constexpr uint32_t kOfiPeersMax = 16 * 1024;
 static_assert(kOfiPeersMax >= kNodesMax);
 
@@ -66,15 +65,6 @@ struct OfiConfig {
   std::string device = "";
   uint64_t operation_bytes = kOfiOperationBytesDefault;
   uint32_t depth = kOfiDepthDefault;  // operations in flight to one peer
-  // A peer with operations outstanding that is silent for this long, and whose kernel does not answer a bare
-  // TCP connection meanwhile, is gone. For providers that listen by TCP and have an endpoint for each peer;
-  // the others notice by themselves.
-  uint32_t silence_ms = kSilenceMsDefault;
-  // All peers over one endpoint, as EFA wants it. Without it, a provider that keeps one connection a peer
-  // (tcp, verbs with ofi_rxm) gets one endpoint a peer: libfabric 1.17 can cancel what is outstanding to a
-  // peer that hangs only by closing an endpoint, and one peer's broken connection then touches nobody else's
-  // operations.
-  bool shared_endpoint = false;
 };
 
 // The transport listens when this returns. Call it before the process has other threads, or call
@@ -83,10 +73,8 @@ struct OfiConfig {
 // (address or device), kAlreadyExists (port in use), kNoSpace (locked memory), kIo.
 Result<std::unique_ptr<Transport>> CreateOfiTransport(const OfiConfig& config);
 
-// Gives the FI_* variables that are unset the values that Ropeteam wants; both ends of a connection must
-// agree on FI_OFI_RXM_EAGER_LIMIT. Without them each endpoint of ofi_rxm takes 70 MiB of receive buffers that
-// one-sided operations never use, and a connection takes 10 ms instead of 2. Not thread-safe (setenv);
-// libfabric reads the variables once, at the process's first fi_getinfo.
+// Gives the FI_* variables that are unset the values that Ropeteam wants. Not thread-safe (setenv); libfabric reads
+// the variables once, at the process's first fi_getinfo.
 void SetOfiEnvironment();
 
 }  // namespace ropeteam

@@ -11,8 +11,8 @@
 namespace ropeteam::ofi {
 namespace {
 
-// With a shared endpoint, FI_EAGAIN may also mean that other peers fill its queue. So a peer's connection is
-// suspected only after this long without outstanding fragments of the peer.
+// FI_EAGAIN may also mean that other peers fill the endpoint's queue. So a peer's connection is suspected only after
+// this long without outstanding fragments of the peer.
 constexpr TimeUs kBlockedUs = 20'000;
 
 unsigned long long Ull(uint64_t value) { return value; }
@@ -68,7 +68,6 @@ bool OfiTransport::PostNext(Peer* peer) {
   const ssize_t result = PostFragment(peer, operation, fragment);
   if (result == 0) {
     peer->blocked_since = 0;
-    if (peer->outstanding == 1) peer->heard_at = Now();
     operation->fragments++;
     peer->queue.Cut(length);
     return true;
@@ -81,7 +80,7 @@ bool OfiTransport::PostNext(Peer* peer) {
     if (peer->outstanding > 0) return false;
     const TimeUs now = Now();
     if (peer->blocked_since == 0) peer->blocked_since = now;
-    if (!shared_ || now - peer->blocked_since > kBlockedUs) Suspect(peer);
+    if (now - peer->blocked_since > kBlockedUs) Suspect(peer);
     return false;
   }
   LOG_WARNING("ofi peer %s: posting %llu bytes failed: %s", peer->text.c_str(), Ull(length),
@@ -104,8 +103,8 @@ ssize_t OfiTransport::PostFragment(Peer* peer, Operation* operation, Fragment* f
   message.rma_iov = &remote;
   message.rma_iov_count = 1;
   message.context = &fragment->context;
-  if (operation->kind == OperationKind::kGet) return fi_readmsg(EndpointOf(peer), &message, FI_COMPLETION);
-  return fi_writemsg(EndpointOf(peer), &message, FI_COMPLETION | FI_DELIVERY_COMPLETE);
+  if (operation->kind == OperationKind::kGet) return fi_readmsg(endpoint_.get(), &message, FI_COMPLETION);
+  return fi_writemsg(endpoint_.get(), &message, FI_COMPLETION | FI_DELIVERY_COMPLETE);
 }
 
 // The operation fails. It ends when the device has returned its fragments.
@@ -124,7 +123,6 @@ void OfiTransport::FinishFragment(Fragment* fragment, Code code) {
   Peer* peer = fragment->peer;
   Operation* operation = fragment->operation;
   FreeFragment(fragment);
-  if (probes_) peer->heard_at = Now();
   if (operation == nullptr) {
     peer->hello_posted = false;
     peer->hello_answered = code == Code::kOk;

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Reads the completion queues, and sleeps on them.
+// Reads the completion queue, and sleeps on it.
 
 #include <poll.h>
 
 #include <algorithm>
-#include <functional>
 
 #include "core/base/log.h"
 #include "transport/ofi/internal.h"
@@ -36,14 +35,14 @@ Code CodeOf(int error) {
 
 }  // namespace
 
-size_t OfiTransport::ReadCompletions(const Queue& queue, size_t reads_max) {
+size_t OfiTransport::ReadCompletions() {
   size_t total = 0;
-  for (size_t read = 0; read < reads_max; read++) {
+  for (size_t read = 0; read < kReadsPerPoll; read++) {
     fi_cq_entry entries[kEntriesPerRead];
-    const ssize_t count = fi_cq_read(queue.completions.get(), entries, kEntriesPerRead);
+    const ssize_t count = fi_cq_read(queue_.get(), entries, kEntriesPerRead);
     if (count == -FI_EAGAIN) break;
     if (count == -FI_EAVAIL) {
-      ReadError(queue);
+      ReadError();
       total++;
       continue;
     }
@@ -51,43 +50,17 @@ size_t OfiTransport::ReadCompletions(const Queue& queue, size_t reads_max) {
       LOG_ERROR("ofi: fi_cq_read: %s", fi_strerror(static_cast<int>(-count)));
       break;
     }
-    for (ssize_t i = 0; i < count; i++) {
-      if (KnockBuffer* const knock = KnockBufferOf(entries[i].op_context); knock != nullptr)
-        TakeKnock(knock);
-      else
-        FinishFragment(static_cast<Fragment*>(entries[i].op_context), Code::kOk);
-    }
+    for (ssize_t i = 0; i < count; i++)
+      FinishFragment(static_cast<Fragment*>(entries[i].op_context), Code::kOk);
     total += static_cast<size_t>(count);
-    // A short read counts as an empty queue, except if the caller must read everything.
-    if (static_cast<size_t>(count) < kEntriesPerRead && reads_max != SIZE_MAX) break;
+    if (static_cast<size_t>(count) < kEntriesPerRead) break;
   }
   return total;
 }
 
-// The receive buffer that a completion belongs to; null: it does not belong to one.
-KnockBuffer* OfiTransport::KnockBufferOf(void* context) {
-  auto* buffer = static_cast<KnockBuffer*>(context);
-  KnockBuffer* const begin = knocks_.get();
-  const bool within =
-      begin != nullptr && !std::less<>()(buffer, begin) && std::less<>()(buffer, begin + kKnockBuffers);
-  return within ? buffer : nullptr;
-}
-
-// Handles the message in the buffer and posts the buffer again.
-void OfiTransport::TakeKnock(KnockBuffer* buffer) {
-  const bool granted = grants_->OnKnock(buffer->knock);
-  LOG_DEBUG("ofi: instance %016llx asks for keys: %s",
-            static_cast<unsigned long long>(buffer->knock.instance), granted ? "granted" : "refused");
-  PostKnockBuffer(buffer);
-}
-
-void OfiTransport::ReadError(const Queue& queue) {
+void OfiTransport::ReadError() {
   fi_cq_err_entry error{};
-  if (fi_cq_readerr(queue.completions.get(), &error, 0) <= 0) return;
-  if (KnockBuffer* const knock = KnockBufferOf(error.op_context); knock != nullptr) {
-    PostKnockBuffer(knock);  // a message that is too long or cut short is not a knock
-    return;
-  }
+  if (fi_cq_readerr(queue_.get(), &error, 0) <= 0) return;
   auto* fragment = static_cast<Fragment*>(error.op_context);
   // Errors of the provider's own receive buffers have no context of ours. They concern a peer's connection to
   // us.
@@ -98,13 +71,7 @@ void OfiTransport::ReadError(const Queue& queue) {
 }
 
 void OfiTransport::Progress() {
-  size_t completions = ReadCompletions(listener_.queue, kReadsPerPoll);
-  // On a peer's own link, only completions of our own operations arrive.
-  for (Peer* peer : linked_)
-    if (peer->outstanding > 0 || peer->state == PeerState::kConnecting)
-      completions += ReadCompletions(peer->link.queue, kReadsPerPoll);
-  if (completions > 0) busy_at_ = Now();
-  if (watches_silence() && outstanding_ > 0) CheckSilent(Now());
+  if (ReadCompletions() > 0) busy_at_ = Now();
   if (connecting_ > 0 || !failed_.empty()) {
     const TimeUs now = Now();
     CheckFailed(now);
@@ -132,29 +99,21 @@ bool OfiTransport::PrepareSleep(TimeUs now, uint64_t* timeout_us, std::vector<po
   // If a peer got FI_EAGAIN with nothing outstanding, no event shows when it may post again.
   const bool blocked =
       std::any_of(active_.begin(), active_.end(), [](const Peer* peer) { return peer->blocked_since != 0; });
-  if (watches_silence() && outstanding_ > 0) *timeout_us = std::min(*timeout_us, kSilenceStepUs);
   if (connecting_ > 0 || blocked) *timeout_us = std::min(*timeout_us, kConnectingSleepUs);
-  sleep_objects_.clear();
-  auto add = [this, items](const Queue& queue) {
-    if (queue.fd < 0) return;
-    sleep_objects_.push_back(&queue.completions->fid);
-    items->push_back({queue.fd, POLLIN, 0});
-  };
-  add(listener_.queue);
-  for (Peer* peer : linked_)
-    if (peer->outstanding > 0) add(peer->link.queue);
-  if (listener_.queue.fd < 0) {
+  if (queue_fd_ < 0) {
     const bool busy = outstanding_ > 0 || now - busy_at_ < front::kBusyUs;
     *timeout_us = std::min(*timeout_us, busy ? kBlindBusySleepUs : kBlindIdleSleepUs);
     return true;
   }
-  const int tried = fi_trywait(fabric_.get(), sleep_objects_.data(), static_cast<int>(sleep_objects_.size()));
+  items->push_back({queue_fd_, POLLIN, 0});
+  fid* object = &queue_->fid;
+  const int tried = fi_trywait(fabric_.get(), &object, 1);
   if (tried == -FI_EAGAIN) {
     busy_at_ = now;
     Progress();
     return false;
   }
-  // The provider does not report whether a sleep on its descriptors is safe. Poll at intervals instead of
+  // The provider does not report whether a sleep on its descriptor is safe. Poll at intervals instead of
   // spinning for ever.
   if (tried != 0) *timeout_us = std::min(*timeout_us, kBlindIdleSleepUs);
   return true;

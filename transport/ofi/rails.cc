@@ -117,7 +117,6 @@ void OfiRails::NameSelf() {
     EndpointAddress address;
     ROPETEAM_CHECK(Decode(rail->LocalAddress(), &address).ok());
     self.address_format = address.address_format;
-    self.grants = address.grants;
     self.provider = address.provider;
     rail_mbps_.push_back(static_cast<uint32_t>(of.link_mbps));
     self.rails.push_back({address.hello_address, address.hello_key, address.name, rail_mbps_.back()});
@@ -130,7 +129,6 @@ void OfiRails::NameSelf() {
     if (!of.address.empty()) capabilities_.address += "," + of.address;
     capabilities_.link_mbps += of.link_mbps;
     capabilities_.dmabuf &= of.dmabuf;
-    capabilities_.fences_peers &= of.fences_peers;
     const std::string prefix = address.provider + " on ";
     description_ += ", " + rail->Describe().substr(prefix.size());
   }
@@ -173,13 +171,6 @@ std::string OfiRails::EncodeKey(const rails::Region& region) const {
   return Encode(key);
 }
 
-void OfiRails::SetPeers(const std::vector<std::string>& addresses) {
-  std::unordered_set<uint64_t> instances;
-  for (const std::string& bytes : addresses)
-    if (RailsAddress address; Decode(bytes, &address).ok()) instances.insert(address.instance);
-  for (const auto& rail : rails_) rail->Admit(instances);
-}
-
 Result<PeerId> OfiRails::Connect(const std::string& bytes) {
   RailsAddress remote;
   ROPETEAM_RETURN_IF_ERROR(Decode(bytes, &remote));
@@ -189,8 +180,8 @@ Result<PeerId> OfiRails::Connect(const std::string& bytes) {
   Status status;
   for (const RailPair& pair : PairRails(rails_.size(), remote.rails.size())) {
     const RailsAddress::Rail& other = remote.rails[pair.remote];
-    EndpointAddress address{remote.instance, other.hello_address, other.hello_key, remote.address_format,
-                            remote.grants,   remote.provider,     other.name};
+    EndpointAddress address{remote.instance,       other.hello_address, other.hello_key,
+                            remote.address_format, remote.provider,     other.name};
     Result<PeerId> id = rails_[pair.local]->Connect(Encode(address));
     if (!id.ok()) {
       status = id.status();
@@ -271,7 +262,6 @@ bool OfiRails::PostNext(Peer* peer) {
     peer->redo.Push(piece);
     return false;
   }
-  piece->looks = link->looks;
   link->pieces++;
   rail_bytes_[link->rail] += piece->length;
   return true;
@@ -309,7 +299,7 @@ bool OfiRails::Redo(Piece* piece, Code code) {
   const bool broken = code == Code::kLinkFailed;
   if (peer->gone() || peer->closing() || !(lost || broken)) return false;
   if (piece->operation->kind == OperationKind::kPut) return false;  // see rails.h
-  if (broken && piece->looks == piece->link->looks) {
+  if (broken) {
     const bool others = std::any_of(peer->links.begin(), peer->links.end(), [piece](const Link& other) {
       return &other != piece->link && !other.down;
     });
@@ -353,7 +343,6 @@ void OfiRails::LoseLink(Link* link) {
   judged_++;
   for (Link& other : peer->links) {
     if (other.down) continue;
-    other.looks++;
     rails_[other.rail]->Check(other.id);
   }
 }

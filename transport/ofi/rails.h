@@ -6,16 +6,14 @@
 //
 // A rail that loses a peer is left out for that peer until Connect() is called again, and the other rails check
 // whether the peer is alive. If it is not, all operations end with kPeerGone. If it is, the gets that the lost rail
-// had outstanding are repeated over the others, and so are gets that failed because of the check. A
-// piece of a get that fails with kLinkFailed on a rail whose link was re-established is repeated once over another
-// rail: if the piece itself is the cause, it fails again. So nothing is retried for ever, and each operation completes
-// once: a piece is at one rail only.
+// had outstanding are repeated over the others. A piece of a get that fails with kLinkFailed on a rail whose link was
+// re-established is repeated once over another rail: if the piece itself is the cause, it fails again. So nothing is
+// retried for ever, and each operation completes once: a piece is at one rail only.
 //
-// A put that was at a rail ends with kLinkFailed. A provider can fence departed peers
-// (TransportCapabilities::fences_peers), but not this transport's own earlier attempts. So the network may deliver
-// bytes of a first attempt long after a second one has completed, to memory that was reused by then. Only core can
-// prevent the reuse, by its quarantine, and it does so because it is told of the failure. transport/verbs also repeats
-// puts, because there the peer confirms that it has closed the connection.
+// A put that was at a rail ends with kLinkFailed, because the network may deliver bytes of a first attempt long after a
+// second one has completed, to memory that was reused by then. Only core can prevent the reuse, by its quarantine, and
+// it does so because it is told of the failure. transport/verbs also repeats puts, because there the peer confirms that
+// it has closed the connection.
 
 #ifndef ROPETEAM_TRANSPORT_OFI_RAILS_H_
 #define ROPETEAM_TRANSPORT_OFI_RAILS_H_
@@ -23,7 +21,6 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <vector>
 
 #include "transport/front/front.h"
@@ -78,7 +75,6 @@ struct Link {
   PeerId id = 0;        // of the peer, by the rail's count
   uint64_t mbps = 0;    // of the slower end
   uint32_t pieces = 0;  // at the rail
-  uint32_t looks = 0;   // how often the rail had to check the peer, which fails its outstanding operations
   bool down = false;    // the rail has lost the peer …
   bool told = false;    // … which has been logged
 };
@@ -90,7 +86,6 @@ struct Piece {
   Link* link = nullptr;  // where it is, or has been
   uint64_t offset = 0;   // in the operation
   uint64_t length = 0;
-  uint32_t looks = 0;      // the link's when it was posted
   bool suspected = false;  // it has failed once while its link was up
 };
 
@@ -121,7 +116,6 @@ class OfiRails final : public front::Front<OfiRails, rails::Peer, rails::Operati
   ~OfiRails() override;
 
   Result<RegionId> RegisterDmabuf(int fd, uint64_t offset, uint64_t length) override;
-  void SetPeers(const std::vector<std::string>& addresses) override;
   Result<PeerId> Connect(const std::string& address) override;
   void Disconnect(PeerId peer) override;
 
