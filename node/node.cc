@@ -60,7 +60,9 @@ std::string Missing(const View& view, const std::unordered_set<NodeId>& known, c
 // The access control of the data ports, as text.
 std::string DataSecurity(const TransportCapabilities& has) {
   if (has.admits_peers) return "members only";
-  return has.name == "ucx" && !has.rdma ? "OPEN (ucx)" : "one key for all peers";
+  const bool trusts = (has.name == "ucx" && !has.rdma) ||
+                      (has.name == "ofi" && has.provider != "efa" && has.provider != "shm");
+  return trusts ? "OPEN (" + has.name + ")" : "one key for all peers";
 }
 
 // Longer than copying 1 GiB into the arena. A save that takes longer to fill is replicated meanwhile.

@@ -70,18 +70,15 @@ Rdma RdmaOf(const FabricConfig& config, const std::vector<FabricListing>& listin
 
 // EFA's security group keeps strangers away, and shm is reachable on this machine only. libfabric's other providers
 // parse whatever reaches them, and a packet of a stranger can end the process.
+bool TrustsPeers(const std::string& provider) { return provider != kEfa && provider != "shm"; }
+
 Result<FabricPlan> PlanOfi(const FabricConfig& config, const std::vector<FabricListing>& listings) {
   std::string provider = config.provider;
   if (provider.empty() && RdmaOf(config, listings).efa) provider = kEfa;
   if (provider.empty() && config.require_rdma)
     return Error(Code::kUnsupported, "RDMA is required and not available: %s", WhyNoRdma(listings).c_str());
   if (provider.empty()) provider = kOfiTcp;
-  if (provider == kEfa || provider == "shm") return FabricPlan{"ofi", provider, ""};
-  if (config.insecure) {
-    LOG_WARNING("libfabric's provider \"%s\" trusts its peers: anyone who reaches it can end this process",
-                provider.c_str());
-    return FabricPlan{"ofi", provider, ""};
-  }
+  if (!TrustsPeers(provider) || config.insecure) return FabricPlan{"ofi", provider, ""};
   const char* none = config.provider.empty() ? "this machine has no EFA device, and " : "";
   return Error(
       Code::kInvalidArgument,
@@ -108,6 +105,9 @@ Result<std::unique_ptr<Transport>> Create(const FabricConfig& config, const Fabr
     tcp.device = Join(config.devices);
     return CreateTcpTransport(tcp);
   }
+  if (TrustsPeers(plan.provider))
+    LOG_WARNING("libfabric's provider \"%s\" trusts its peers: anyone who reaches it can end this process",
+                plan.provider.c_str());
   OfiConfig ofi;
   ofi.provider = plan.provider;
   ofi.listen_address = config.listen_address;
