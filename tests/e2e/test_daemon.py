@@ -54,11 +54,12 @@ def test_what_cannot_work_is_refused_before_memory_is_taken(tmp_path, option, va
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("transport", ["tcp", "ucx"])
+@pytest.mark.parametrize("transport", ["tcp", "ofi", "ucx"])
 def test_declared_dead_while_alive_it_begins_again_with_all_that_it_sealed(cluster, transport):
     if transport in missing_transports():
         pytest.skip(f"this build is without {transport}")
-    nodes = cluster(2, options=["--transport", transport])
+    # Without EFA, ofi is permitted only by --insecure.
+    nodes = cluster(2, options=["--transport", transport, *(["--insecure"] if transport == "ofi" else [])])
     data = os.urandom(5_000_000)
     with nodes[0].open(0, 1, "first") as rope:
         rope.save(1, {"data": data}, wait=Level.COMMITTED)
