@@ -55,13 +55,14 @@ std::string DataPlane::transport_name() const {
 }
 
 Result<std::unique_ptr<DataPlane>> DataPlane::Create(std::unique_ptr<Transport> transport,
-                                                     std::span<std::byte> arena) {
-  Result<RegionId> region = transport->RegisterRegion(arena.data(), arena.size());
+                                                     std::span<std::byte> arena, uint64_t chunks_begin) {
+  const std::span<std::byte> chunks = arena.subspan(chunks_begin);
+  Result<RegionId> region = transport->RegisterRegion(chunks.data(), chunks.size());
   if (!region.ok()) return region.status();
   transport->SetPeers({});  // it listens from now on, and admits no peer before the first view
   const std::string endpoint = transport->LocalAddress();
   const std::string key = transport->ExportRegion(*region);
-  std::unique_ptr<DataPlane> plane(new DataPlane(std::move(transport), *region));
+  std::unique_ptr<DataPlane> plane(new DataPlane(std::move(transport), *region, chunks_begin));
   Result<RegionId> probe = plane->transport_->RegisterRegion(plane->probe_.data(), plane->probe_.size());
   if (!probe.ok()) return probe.status();
   plane->probe_region_ = *probe;
@@ -72,8 +73,11 @@ Result<std::unique_ptr<DataPlane>> DataPlane::Create(std::unique_ptr<Transport> 
   return plane;
 }
 
-DataPlane::DataPlane(std::unique_ptr<Transport> transport, RegionId region)
-    : transport_(std::move(transport)), device_buffers_(transport_.get()), region_(region) {}
+DataPlane::DataPlane(std::unique_ptr<Transport> transport, RegionId region, uint64_t chunks_begin)
+    : transport_(std::move(transport)),
+      device_buffers_(transport_.get()),
+      region_(region),
+      chunks_begin_(chunks_begin) {}
 
 DataPlane::~DataPlane() {
   Stop();
@@ -331,11 +335,14 @@ bool DataPlane::StartOne(const StartTransfer& transfer) {
   Status status = peer.state == LinkState::kIdle ? Connect(transfer.peer, peer) : OkStatus();
   if (status.ok()) peer.state = LinkState::kUp;
   if (status.ok() && transfer.buffer != 0) return StartFromDevice(peer, transfer);
-  if (status.ok())
-    status = transfer.get ? transport_->Get(peer.peer, region_, transfer.local_offset, peer.region,
+  if (status.ok()) {
+    ROPETEAM_CHECK(transfer.local_offset >= chunks_begin_);
+    const uint64_t local_offset = transfer.local_offset - chunks_begin_;
+    status = transfer.get ? transport_->Get(peer.peer, region_, local_offset, peer.region,
                                             transfer.remote_offset, transfer.length, transfer.tag)
-                          : transport_->Put(peer.peer, region_, transfer.local_offset, peer.region,
+                          : transport_->Put(peer.peer, region_, local_offset, peer.region,
                                             transfer.remote_offset, transfer.length, transfer.tag);
+  }
   if (status.ok()) {
     CountStarted(peer, transfer);
     return true;

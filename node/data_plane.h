@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The thread that owns the Transport. It registers the arena once, connects to members of the view when needed, and
+// The thread that owns the Transport. It registers the arena's chunks once, connects to members of the view when needed, and
 // carries out the Engine's transfers. It also makes the progress that peers need to reach this node's memory.
 //
 // Every submitted transfer is answered exactly once, by `on_done`, when the fabric no longer uses the local range. This
@@ -80,10 +80,10 @@ class DataPlane {
     std::function<void(NodeId peer, bool up, std::string reason)> on_link;
   };
 
-  // Registers `arena`, which must stay mapped until the plane is destroyed. An error's message names the limit to
-  // raise.
+  // Registers `arena` from `chunks_begin` on: peers cannot reach the tables before it. The memory must stay mapped until
+  // the plane is destroyed. An error's message names the limit to raise.
   static Result<std::unique_ptr<DataPlane>> Create(std::unique_ptr<Transport> transport,
-                                                   std::span<std::byte> arena);
+                                                   std::span<std::byte> arena, uint64_t chunks_begin);
   ~DataPlane();  // Stop()
 
   // For Member.data_address; at most kAddressBytesMax bytes.
@@ -132,7 +132,7 @@ class DataPlane {
     bool stop = false;
   };
 
-  DataPlane(std::unique_ptr<Transport> transport, RegionId region);
+  DataPlane(std::unique_ptr<Transport> transport, RegionId region, uint64_t chunks_begin);
   void Run();
   uint64_t WaitUs() const;
   bool TakeInput();  // false: there was no input
@@ -158,7 +158,8 @@ class DataPlane {
 
   const std::unique_ptr<Transport> transport_;
   DeviceBuffers device_buffers_;
-  const RegionId region_;
+  const RegionId region_;        // the chunks
+  const uint64_t chunks_begin_;  // in the arena
   std::string address_;
   std::atomic<TimeUs> lease_until_{UINT64_MAX};
   Callbacks callbacks_;

@@ -86,8 +86,8 @@ struct SendMessage {
   NodeId to = kNoNode;
   std::string envelope;
 };
-// Moves bytes between two arenas. Offsets are from the beginning of each node's arena memory. Answered by
-// OnTransferDone(tag) exactly once, when the fabric no longer uses the local range. This holds also if the peer is dead
+// Moves bytes between two arenas. The local offset is from the beginning of this node's arena memory. The remote one is
+// from the beginning of the peer's chunks, because a node exports nothing else. Answered by OnTransferDone(tag) exactly once, when the fabric no longer uses the local range. This holds also if the peer is dead
 // or unknown.
 struct StartTransfer {
   uint64_t tag = 0;

@@ -84,7 +84,7 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
     incoming->checked_crcs.resize(reserve.chunks);
     CheckIncoming(*incoming);
   }
-  grant.chunks_begin = context.store.chunk_offset(0);
+  grant.chunks_begin = kExportedChunksBegin;
   grant.extents = incoming->extents;
   grant.reservation = incoming->serial;
   context.Send(from, grant);
@@ -325,7 +325,7 @@ void Holder::OnFetchOpen(NodeId from, const FetchOpen& open) {
     grant.meta = shard->meta;
     grant.crcs = shard->crcs;
     grant.committed = shard->committed;
-    grant.chunks_begin = context.store.chunk_offset(0);
+    grant.chunks_begin = kExportedChunksBegin;
     grant.extents = shard->extents;
     if (context.config.encrypts()) return context.Send(from, EncryptedGrant{grant, shard->encryption});
   }

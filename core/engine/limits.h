@@ -18,6 +18,10 @@ inline constexpr TimeUs kNever = UINT64_MAX;
 inline constexpr uint32_t kWorldMax = 131072;  // ROPETEAM_WORLD_MAX: 16,384 nodes of 8 ranks
 static_assert(kWorldMax >= 8 * kNodesMax);
 
+// Where a node's chunk 0 is in the memory that it exports to peers. The tables before the chunks are not exported. A
+// grant contains it, because earlier daemons export the whole arena.
+inline constexpr uint64_t kExportedChunksBegin = 0;
+
 // A message that is not answered is repeated after this time. A message takes well under a millisecond between two
 // hosts, and the leader needs a few milliseconds for a thousand inventories. This is ten times as long, and short
 // enough that nobody notices a lost message.

@@ -116,7 +116,7 @@ struct ReplicaGrant {
   Code code = Code::kOk;
   std::string message;
   bool sealed_already = false;
-  uint64_t chunks_begin = 0;    // offset of the holder's chunk 0 in its arena memory
+  uint64_t chunks_begin = 0;    // offset of the holder's chunk 0 in the memory that it exports; see limits.h
   std::vector<Extent> extents;  // all granted so far, in the holder's chunk numbers
   // The holder's number for this memory. A reservation that arrives again after its copy has ended gets other memory
   // under the same CopyId. The number tells the two apart.
@@ -546,7 +546,7 @@ struct RangesGrant {
   std::string message;
   ShardMeta meta;
   uint64_t content = 0;
-  uint64_t place = 0;  // from the beginning of the holder's arena memory
+  uint64_t place = 0;  // from the beginning of the memory that the holder exports
   uint32_t crc = 0;    // of the packed bytes
   auto Fields() { return std::tie(read, code, message, meta, content, place, crc); }
 };

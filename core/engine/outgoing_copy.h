@@ -187,7 +187,7 @@ class OutgoingCopy {
   uint32_t arrived_ = 0;
   std::vector<uint32_t> unreported_;  // in the order of their arrival
   uint64_t reservation_ = 0;          // the holder's number of the memory that it granted
-  uint64_t chunks_begin_ = 0;         // offset of the holder's chunk 0 in its arena memory
+  uint64_t chunks_begin_ = 0;         // as in ReplicaGrant
   std::vector<Extent> extents_;       // granted by the holder
   uint64_t granted_ = 0;              // chunks in them
   uint64_t asked_for_ = 0;            // chunks, by the last reserve

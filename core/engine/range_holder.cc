@@ -90,10 +90,10 @@ void RangeHolder::Pack(const Key& key, Packed* packed) {
   packed->state = Packed::State::kPacking;
   packed->lease = *lease;
   packed->bounce = std::move(*bounce);
-  packed->grant.place = store.chunk_offset(packed->bounce.front().first);
+  uint64_t to = store.chunk_offset(packed->bounce.front().first);
+  packed->grant.place = to - store.chunk_offset(0) + kExportedChunksBegin;
   const SealedShard* shard = store.Leased(*lease);
   std::vector<StartCheck::Range> ranges;
-  uint64_t to = packed->grant.place;
   for (const ChunkPiece& piece : packed->open.part.pieces) {
     if (ranges.empty() || ranges.back().pack->pieces.front().chunk != piece.chunk) {
       ranges.push_back(

@@ -160,7 +160,7 @@ class World {
       from = reinterpret_cast<const std::byte*>(memory.data()) + transfer.local_offset;
     }
     ++(transfer.buffer != 0 ? device_puts_ : arena_puts_);
-    if (landed) std::memcpy(holder_.memory + transfer.remote_offset, from, transfer.length);
+    if (landed) std::memcpy(holder_.store->chunk(0) + transfer.remote_offset, from, transfer.length);
     source_.engine->OnTransferDone(now_, transfer.tag, code);
   }
   // Ends the transfers that are outstanding now.

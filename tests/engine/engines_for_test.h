@@ -268,13 +268,16 @@ class Engines {
   void Transfer(TestNode* here, const StartTransfer& transfer) {
     ROPETEAM_CHECK(InChunks(*here, transfer.local_offset, transfer.length));
     TestNode* const peer = Find(transfer.peer);
+    if (peer == nullptr || peer == lost_)
+      return here->engine->OnTransferDone(now_, transfer.tag, Code::kLinkFailed);
     // The peer names the remote range, and a fabric refuses an invalid one.
-    if (peer == nullptr || peer == lost_ || !InChunks(*peer, transfer.remote_offset, transfer.length))
+    const uint64_t remote_offset = peer->store->chunk_offset(0) + transfer.remote_offset;
+    if (!InChunks(*peer, remote_offset, transfer.length))
       return here->engine->OnTransferDone(now_, transfer.tag, Code::kLinkFailed);
     TestNode& from = transfer.get ? *peer : *here;
     TestNode& to = transfer.get ? *here : *peer;
-    const uint64_t source = transfer.get ? transfer.remote_offset : transfer.local_offset;
-    const uint64_t target = transfer.get ? transfer.local_offset : transfer.remote_offset;
+    const uint64_t source = transfer.get ? remote_offset : transfer.local_offset;
+    const uint64_t target = transfer.get ? transfer.local_offset : remote_offset;
     std::string bytes(reinterpret_cast<const char*>(from.memory + source), transfer.length);
     if (on_wire_) on_wire_(to, &bytes);
     std::memcpy(to.memory + target, bytes.data(), bytes.size());

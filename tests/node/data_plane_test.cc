@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <mutex>
@@ -21,6 +22,7 @@ namespace {
 
 constexpr std::chrono::seconds kGiveUp(20);
 constexpr uint64_t kBytes = 1 << 20;
+constexpr uint64_t kTables = 4096;  // before the chunks
 
 // The in-process transport, which claims to fence its peers: not every machine has a fabric that does.
 class Fencing : public ForwardingTransport {
@@ -34,13 +36,14 @@ class Fencing : public ForwardingTransport {
 class Plane {
  public:
   Plane(const std::shared_ptr<InprocFabric>& fabric, const std::string& name, bool fences = true)
-      : arena_(kBytes) {
+      : arena_(kTables + kBytes) {
     Result<std::unique_ptr<Transport>> created = fabric->CreateTransport(name);
     EXPECT_TRUE(created.ok());
+    std::fill_n(arena_.data(), kTables, std::byte{0x5a});
     std::unique_ptr<Transport> transport = std::move(*created);
     if (fences) transport = std::make_unique<Fencing>(std::move(transport));
     transport = std::make_unique<DmabufTransport>(std::move(transport), control_);
-    Result<std::unique_ptr<DataPlane>> plane = DataPlane::Create(std::move(transport), arena_);
+    Result<std::unique_ptr<DataPlane>> plane = DataPlane::Create(std::move(transport), arena_, kTables);
     EXPECT_TRUE(plane.ok()) << plane.status().ToString();
     plane_ = std::move(*plane);
     DataPlane::Callbacks callbacks;
@@ -90,6 +93,7 @@ class Plane {
   }
 
   std::vector<std::byte> arena_;
+  std::byte* const chunks_ = arena_.data() + kTables;
   const std::shared_ptr<DmabufControl> control_ = std::make_shared<DmabufControl>();
   std::unique_ptr<DataPlane> plane_;
 
@@ -104,7 +108,7 @@ class Plane {
 
 StartTransfer Transfer(uint64_t tag, NodeId peer, bool get, uint64_t local, uint64_t remote,
                        uint64_t length) {
-  return {tag, peer, get, local, remote, length, 0};
+  return {tag, peer, get, kTables + local, remote, length, 0};
 }
 
 TEST(DataPlane, PutsAndGetsBetweenArenas) {
@@ -112,12 +116,28 @@ TEST(DataPlane, PutsAndGetsBetweenArenas) {
   Plane a(fabric, "a");
   Plane b(fabric, "b");
   a.plane_->SetMembers({b.As(2)});
-  a.arena_[100] = std::byte{42};
-  b.arena_[500] = std::byte{43};
+  a.chunks_[100] = std::byte{42};
+  b.chunks_[500] = std::byte{43};
   a.plane_->Submit({Transfer(1, 2, false, 100, 200, 1), Transfer(2, 2, true, 300, 500, 1)});
   for (const TransferDone& done : a.WaitDone(2)) EXPECT_EQ(done.code, Code::kOk);
-  EXPECT_EQ(b.arena_[200], std::byte{42});
-  EXPECT_EQ(a.arena_[300], std::byte{43});
+  EXPECT_EQ(b.chunks_[200], std::byte{42});
+  EXPECT_EQ(a.chunks_[300], std::byte{43});
+}
+
+TEST(DataPlane, PeersReachTheChunksAndNothingElse) {
+  const auto fabric = InprocFabric::Create();
+  Plane a(fabric, "a");
+  Plane b(fabric, "b");
+  a.plane_->SetMembers({b.As(2)});
+  std::fill_n(a.chunks_, kBytes, std::byte{42});
+  a.plane_->Submit({Transfer(1, 2, false, 0, 0, kBytes)});
+  EXPECT_EQ(a.WaitDone(1)[0].code, Code::kOk);
+  for (uint64_t i = 0; i < kTables; ++i)
+    ASSERT_EQ(b.arena_[i], std::byte{0x5a}) << "a put reached the tables";
+  EXPECT_EQ(b.arena_.back(), std::byte{42});
+  a.plane_->Submit({Transfer(2, 2, true, 0, kBytes, 1), Transfer(3, 2, false, 0, kBytes, 1),
+                    Transfer(4, 2, true, 0, UINT64_MAX - kTables + 1, kTables)});
+  for (size_t i = 1; i < 4; ++i) EXPECT_EQ(a.WaitDone(4)[i].code, Code::kInvalidArgument);
 }
 
 TEST(DataPlane, AnswersForPeersThatAreNotInTheView) {
@@ -189,10 +209,10 @@ TEST(DataPlane, AMemberWhoseConnectionFailedIsConnectedToAgainWithoutATransfer) 
   a.plane_->Submit({Transfer(1, 2, false, 100, 200, 1)});
   EXPECT_EQ(a.WaitDone(1)[0].code, Code::kPeerGone);
   EXPECT_EQ(a.WaitLinks(2), (Links{{2, false}, {2, true}}));
-  a.arena_[100] = std::byte{42};
+  a.chunks_[100] = std::byte{42};
   a.plane_->Submit({Transfer(2, 2, false, 100, 200, 1)});
   EXPECT_EQ(a.WaitDone(2)[1].code, Code::kOk);
-  EXPECT_EQ(b.arena_[200], std::byte{42});
+  EXPECT_EQ(b.chunks_[200], std::byte{42});
   EXPECT_EQ(a.WaitLinks(2).size(), 2u);
   EXPECT_TRUE(a.WaitFenced(0).empty()) << "it is a member all the time";
 }
@@ -234,17 +254,17 @@ TEST(DataPlane, PutsNeedALeaseWhereTheFabricDoesNotFence) {
   Plane a(fabric, "a", /*fences=*/false);
   Plane b(fabric, "b", /*fences=*/false);
   a.plane_->SetMembers({b.As(2)});
-  a.arena_[0] = std::byte{42};
-  b.arena_[5] = std::byte{43};
+  a.chunks_[0] = std::byte{42};
+  b.chunks_[5] = std::byte{43};
   a.plane_->Submit({Transfer(1, 2, false, 0, 0, 1)});
   EXPECT_EQ(a.WaitDone(1)[0].code, Code::kOk) << "before anybody speaks of leases";
-  b.arena_[0] = std::byte{0};
+  b.chunks_[0] = std::byte{0};
   a.plane_->SetLease(0);
   a.plane_->Submit({Transfer(2, 2, false, 0, 0, 1), Transfer(3, 2, true, 1, 5, 1)});
   EXPECT_EQ(a.WaitDone(3)[1].code, Code::kStale);
   EXPECT_EQ(a.WaitDone(3)[2].code, Code::kOk) << "a get does no harm";
-  EXPECT_EQ(b.arena_[0], std::byte{0});
-  EXPECT_EQ(a.arena_[1], std::byte{43});
+  EXPECT_EQ(b.chunks_[0], std::byte{0});
+  EXPECT_EQ(a.chunks_[1], std::byte{43});
   a.plane_->SetLease(EventLoop::Now() + 3'600'000'000);
   a.plane_->Submit({Transfer(4, 2, false, 0, 0, 1)});
   EXPECT_EQ(a.WaitDone(4)[3].code, Code::kOk);
@@ -259,7 +279,7 @@ TEST(DataPlane, PutsUnderWayAreCutOffWhenTheLeaseRunsOut) {
   Plane b(fabric, "b", /*fences=*/false);
   a.plane_->SetMembers({b.As(2)});
   fabric->Hold("b");
-  a.arena_[0] = std::byte{42};
+  a.chunks_[0] = std::byte{42};
   a.plane_->SetLease(EventLoop::Now() + 3'600'000'000);
   a.plane_->Submit({Transfer(1, 2, false, 0, 0, 1)});
   a.plane_->SetLease(EventLoop::Now() + 20'000);  // nothing wakes the plane when it expires
@@ -269,7 +289,7 @@ TEST(DataPlane, PutsUnderWayAreCutOffWhenTheLeaseRunsOut) {
   if (put.code == Code::kPeerGone) {
     EXPECT_EQ(a.WaitLinks(2), (Links{{2, false}, {2, true}}));
   }
-  EXPECT_EQ(b.arena_[0], std::byte{0});
+  EXPECT_EQ(b.chunks_[0], std::byte{0});
   a.plane_->SetLease(EventLoop::Now() + 3'600'000'000);
   a.plane_->Submit({Transfer(2, 2, false, 0, 0, 1)});
   EXPECT_EQ(a.WaitDone(2)[1].code, Code::kOk);
@@ -367,19 +387,19 @@ TEST_F(DevicePlane, PutsFromDeviceMemoryUntilItIsRemoved) {
   const DeviceBufferId id = Register(Device('d'));
   a_.plane_->Submit({FromDevice(1, id, 100, 200, 10)});
   EXPECT_EQ(a_.WaitDone(1)[0].code, Code::kOk);
-  EXPECT_EQ(std::memcmp(b_.arena_.data() + 199, "\0dddddddddd\0", 12), 0);
+  EXPECT_EQ(std::memcmp(b_.chunks_ + 199, "\0dddddddddd\0", 12), 0);
   a_.plane_->device_buffers().Remove(id);
   ExpectRegistered(0);
   a_.plane_->Submit({FromDevice(2, id, 100, 300, 10)});
   EXPECT_EQ(a_.WaitDone(2)[1].code, Code::kNotFound);
-  EXPECT_EQ(b_.arena_[300], std::byte{0});
+  EXPECT_EQ(b_.chunks_[300], std::byte{0});
 }
 
 TEST_F(DevicePlane, WhatIsNotThereOrOutsideOfItBeginsNothing) {
   const DeviceBufferId id = Register(Device('d'));
   a_.plane_->Submit({FromDevice(1, id + 1, 0, 0, 10), FromDevice(2, id, Device::kDeviceBytes - 5, 0, 10)});
   for (const TransferDone& done : a_.WaitDone(2)) EXPECT_EQ(done.code, Code::kNotFound) << done.tag;
-  EXPECT_EQ(b_.arena_[0], std::byte{0});
+  EXPECT_EQ(b_.chunks_[0], std::byte{0});
   a_.plane_->device_buffers().Remove(id);
   ExpectRegistered(0);  // the refused put does not keep it
 }
@@ -397,7 +417,7 @@ TEST_F(DevicePlane, MemoryThatIsRemovedStaysUntilItsPutsAreOver) {
   fabric_->Release("b");
   EXPECT_EQ(a_.WaitDone(1)[0].code, Code::kOk);
   ExpectRegistered(1);
-  EXPECT_EQ(b_.arena_[9], std::byte{'d'});
+  EXPECT_EQ(b_.chunks_[9], std::byte{'d'});
 }
 
 TEST_F(DevicePlane, MemoryThatTheCardCannotReadIsNotTriedAgain) {

@@ -183,10 +183,10 @@ void Cluster::PostTransfer(size_t index, NodeId instance, const StartTransfer& s
   transfer.target_id = start.peer;
   transfer.get = start.get;
   transfer.local_offset = start.local_offset;
-  transfer.remote_offset = start.remote_offset;
   transfer.length = start.length;
   const auto at = instances_.find(start.peer);
   transfer.target = at == instances_.end() ? host->index : at->second;
+  transfer.remote_offset = hosts_[transfer.target]->chunks_begin + start.remote_offset;
   Trace("host %zu starts %s", host->index, transfer.ToString().c_str());
   if (start.buffer != 0) {
     const auto buffer = device_buffers_.find(start.buffer);
@@ -211,7 +211,7 @@ void Cluster::PostTransfer(size_t index, NodeId instance, const StartTransfer& s
   if (!start.get) {
     checker_.OnWire(transfer, Memory(host->index, start.local_offset, start.length));
   } else if (at != instances_.end() && hosts_[at->second]->id == start.peer) {
-    checker_.OnWire(transfer, Memory(at->second, start.remote_offset, start.length));
+    checker_.OnWire(transfer, Memory(at->second, transfer.remote_offset, start.length));
   }
   if (on_transfer) on_transfer(transfer);
   network_.Start(std::move(transfer));
