@@ -439,11 +439,14 @@ void Leader::AnswerDrop(NodeId from, uint64_t number, const DropQuestion& drop) 
 bool Leader::LatestIsSafe() const {
   for (const StepId& id : table_.CompleteNewestFirst(1)) {
     if (stored_.Has(id)) continue;
-    for (const StepTable::RankState& rank : table_.Find(id)->ranks)
-      if (std::none_of(rank.copies.begin(), rank.copies.end(), [&](const StepTable::Copy& copy) {
-            return copy.good() && copy.content == rank.content && !table_.leaving().contains(copy.node);
+    const StepTable::StepState& step = *table_.Find(id);
+    for (Rank rank = 0; rank < step.world_size; ++rank) {
+      const StepTable::RankState& state = step.ranks[rank];
+      if (std::none_of(state.copies.begin(), state.copies.end(), [&](const StepTable::Copy& copy) {
+            return copy.good() && copy.content == state.content && !table_.leaving().contains(copy.node);
           }))
         return false;
+    }
   }
   return true;
 }
@@ -476,10 +479,11 @@ StepReport Leader::Describe(const StepId& id, const StepTable::StepState& step) 
   report.committed = step.complete;
   report.producible = step.producible();
   report.copies_min = UINT32_MAX;
-  for (const StepTable::RankState& rank : step.ranks) {
-    report.ranks_sealed += rank.copies.empty() ? 0 : 1;
-    report.copies_min = std::min(report.copies_min, rank.good);
-    report.bytes += rank.copies.empty() ? 0 : rank.bytes;
+  for (Rank rank = 0; rank < step.world_size; ++rank) {
+    const StepTable::RankState& state = step.ranks[rank];
+    report.ranks_sealed += state.copies.empty() ? 0 : 1;
+    report.copies_min = std::min(report.copies_min, state.good);
+    report.bytes += state.copies.empty() ? 0 : state.bytes;
   }
   report.persisted = stored_.Has(id);
   NoteRestores(id, &report);

@@ -17,14 +17,19 @@ namespace ropeteam::engine {
 
 class RankSet {
  public:
-  void Resize(uint32_t world_size) { words_.assign((size_t{world_size} + 63) / 64, 0); }
+  void Resize(uint32_t world_size) {
+    words_.clear();
+    count_ = 0;
+    world_size_ = world_size;
+  }
   bool empty() const { return count_ == 0; }
   size_t size() const { return count_; }
-  bool contains(Rank rank) const { return (words_[rank / 64] >> (rank % 64) & 1) != 0; }
+  bool contains(Rank rank) const { return !words_.empty() && (words_[rank / 64] >> (rank % 64) & 1) != 0; }
 
   void Set(Rank rank, bool in) {
-    ROPETEAM_CHECK(rank / 64 < words_.size());
+    ROPETEAM_CHECK(rank < world_size_);
     if (contains(rank) == in) return;
+    if (words_.empty()) words_.resize((size_t{world_size_} + 63) / 64);
     words_[rank / 64] ^= uint64_t{1} << (rank % 64);
     count_ += in ? 1 : static_cast<size_t>(-1);
   }
@@ -38,7 +43,8 @@ class RankSet {
   }
 
  private:
-  std::vector<uint64_t> words_;
+  std::vector<uint64_t> words_;  // empty until a rank is in the set
+  uint32_t world_size_ = 0;
   size_t count_ = 0;
 };
 

@@ -72,7 +72,9 @@ class Sessions {
  private:
   // The levels of this many of a node's newest shards are remembered: a rank waits only for its last few steps.
   static constexpr size_t kProgressMax = 4096;
-  static constexpr size_t kSavesOpenMax = 4;            // ROPETEAM_SAVES_OPEN_MAX
+  static constexpr size_t kSavesOpenMax = 4;  // ROPETEAM_SAVES_OPEN_MAX
+  // Saved steps of a rank in its incarnation that are not committed. Ranks wait for each other within a few steps.
+  static constexpr size_t kUncommittedMax = 256;
   static constexpr size_t kViewsOpenMax = 1024;         // ROPETEAM_VIEWS_OPEN_MAX
   static constexpr size_t kWaitsMax = 1024;             // at once, per session
   static constexpr TimeUs kPolicyAgainUs = 60'000'000;  // more than a new leader needs
@@ -138,6 +140,7 @@ class Sessions {
                  TimeUs timeout_us, ToAnswer to_answer);
   Status CheckCommit(const Save& save, const SaveCommitInput& commit) const;
   Status CheckNotCommitted(const ShardId& shard) const;
+  Status CheckUncommitted(const ShardId& shard) const;
   bool HasCommitted(const ShardId& shard) const;
   void EndSave(SaveId id, const char* why);
   void NoteEnded(SessionId session, Step step);

@@ -20,6 +20,23 @@ Status Sessions::CheckNotCommitted(const ShardId& shard) const {
   return Error(Code::kAlreadyExists, "%s is committed already", step.ToString().c_str());
 }
 
+// A rank that goes on alone, while the others do not save, must not fill the leader's memory: every step costs it some.
+Status Sessions::CheckUncommitted(const ShardId& shard) const {
+  const Context& context = parts_.context;
+  size_t count = 0;
+  const auto& shards = context.store.shards();
+  for (auto at = shards.lower_bound({shard.incarnation, 0, 0});
+       at != shards.end() && at->first.incarnation == shard.incarnation; ++at)
+    count += at->first.rank == shard.rank && at->second->role == Role::kOwn && !at->second->committed ? 1 : 0;
+  if (count < kUncommittedMax) return OkStatus();
+  return Error(Code::kNoSpace,
+               "rank %u has saved %zu steps of incarnation %llu that are not committed, limit %zu: the other "
+               "ranks have "
+               "not saved them",
+               shard.rank, count, static_cast<unsigned long long>(IncarnationNumber(shard.incarnation)),
+               kUncommittedMax);
+}
+
 void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t stream_bytes,
                          uint64_t agreement) {
   Session* session = Admitted(id, request);
@@ -36,7 +53,8 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
         id, request,
         Error(Code::kAlreadyExists, "%s is saved already: a program that goes back opens again on all ranks",
               shard.ToString().c_str()));
-  const Status open = CheckNotCommitted(shard);
+  Status open = CheckNotCommitted(shard);
+  if (open.ok()) open = CheckUncommitted(shard);
   if (!open.ok()) return AnswerStatusTo(id, request, open);
   for (const auto& [save_id, save] : saves_)
     if (save.shard == shard)

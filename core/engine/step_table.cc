@@ -123,7 +123,7 @@ std::vector<StepId> StepTable::CompleteNewestFirst(size_t count) const {
 }
 
 void StepTable::Recount(const StepId& id, StepState* step, Rank rank) {
-  RankState& state = step->ranks[rank];
+  RankState& state = step->ranks.Make(rank);
   step->ranks_producible -= state.producible ? 1 : 0;
   const bool was_replicated = state.replicated;
   step->ranks_replicated -= was_replicated ? 1 : 0;
@@ -173,20 +173,17 @@ void StepTable::RecountAgreement(StepState* step, RankState* rank) {
 
 Disagreement StepTable::DisagreementOf(const StepId& id, const StepState& step) {
   ROPETEAM_CHECK(step.agreements.size() > 1);
-  const auto with = [&](auto accepts) {
-    const auto rank = std::find_if(step.ranks.begin(), step.ranks.end(), [&](const RankState& state) {
-      return state.agreement && accepts(*state.agreement);
-    });
-    ROPETEAM_CHECK(rank != step.ranks.end());
-    return rank;
-  };
-  const auto rank = with([](uint64_t) { return true; });
-  const auto other = with([&](uint64_t given) { return given != *rank->agreement; });
-  return {{id},
-          static_cast<Rank>(rank - step.ranks.begin()),
-          *rank->agreement,
-          static_cast<Rank>(other - step.ranks.begin()),
-          *other->agreement};
+  using Given = std::pair<Rank, uint64_t>;
+  std::optional<Given> first, other;
+  step.ranks.ForEach([&](Rank rank, const RankState& state) {
+    if (!state.agreement) return;
+    if (!first)
+      first = Given{rank, *state.agreement};
+    else if (!other && *state.agreement != first->second)
+      other = Given{rank, *state.agreement};
+  });
+  ROPETEAM_CHECK(first && other);
+  return {{id}, first->first, first->second, other->first, other->second};
 }
 
 std::string Explain(const Disagreement& found) {
@@ -203,11 +200,11 @@ std::string Explain(const Disagreement& found) {
 bool StepTable::SetLeaving(NodeId node, bool leaving) {
   if (leaving ? !leaving_.insert(node).second : leaving_.erase(node) == 0) return false;
   for (auto& [id, step] : steps_)
-    for (Rank rank = 0; rank < step.world_size; ++rank) {
-      const std::vector<Copy>& copies = step.ranks[rank].copies;
+    step.ranks.ForEach([&, &id = id, &step = step](Rank rank, const RankState& state) {
+      const std::vector<Copy>& copies = state.copies;
       if (std::any_of(copies.begin(), copies.end(), [&](const Copy& copy) { return copy.node == node; }))
         Recount(id, &step, rank);
-    }
+    });
   return true;
 }
 
@@ -237,7 +234,7 @@ void StepTable::AllowEviction(const StepId& id) {
 void StepTable::Remove(NodeId node, const CopyReport& copy) {
   const auto step = steps_.find(StepOf(copy.id));
   if (step == steps_.end() || copy.id.rank >= step->second.world_size) return;
-  step->second.copies -= std::erase_if(step->second.ranks[copy.id.rank].copies,
+  step->second.copies -= std::erase_if(step->second.ranks.Make(copy.id.rank).copies,
                                        [node](const Copy& of) { return of.node == node; });
 }
 
@@ -249,7 +246,7 @@ bool StepTable::Add(NodeId node, const CopyReport& copy) {
   StepState& step = steps_[StepOf(copy.id)];
   if (step.world_size == 0) {
     step.world_size = copy.world_size;
-    step.ranks.resize(copy.world_size);
+    step.ranks.Resize(copy.world_size);
     step.lacking.Resize(copy.world_size);
     step.orphans.Resize(copy.world_size);
     step.surplus.Resize(copy.world_size);
@@ -260,7 +257,7 @@ bool StepTable::Add(NodeId node, const CopyReport& copy) {
               copy.world_size, step.world_size);
     return false;
   }
-  RankState& rank = step.ranks[copy.id.rank];
+  RankState& rank = step.ranks.Make(copy.id.rank);
   rank.copies.push_back(
       {node, copy.role, copy.bad, copy.content, copy.committed, copy.seated, copy.agreement, copy.readable});
   ++step.copies;

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -47,9 +48,36 @@ class StepTable {
     // protocol 9 make copies with 0, so a different value in any copy counts.
     std::optional<uint64_t> agreement;
   };
+  // The states of a step's ranks, in blocks that exist once a rank of theirs has had a copy. So steps that one rank of a
+  // large world saves, and the others do not, cost the leader little.
+  class RankStates {
+   public:
+    void Resize(uint32_t world_size) { blocks_.resize((size_t{world_size} + kBlock - 1) / kBlock); }
+    const RankState& operator[](Rank rank) const {
+      static const RankState kNone;
+      const auto& block = blocks_[rank / kBlock];
+      return block == nullptr ? kNone : block[rank % kBlock];
+    }
+    RankState& Make(Rank rank) {
+      auto& block = blocks_[rank / kBlock];
+      if (block == nullptr) block = std::make_unique<RankState[]>(kBlock);
+      return block[rank % kBlock];
+    }
+    // The ranks that may have copies, in order.
+    template <typename Visit>
+    void ForEach(Visit visit) const {
+      for (size_t i = 0; i < blocks_.size(); ++i)
+        for (size_t j = 0; blocks_[i] != nullptr && j < kBlock; ++j)
+          visit(static_cast<Rank>(i * kBlock + j), blocks_[i][j]);
+    }
+
+   private:
+    static constexpr size_t kBlock = 128;
+    std::vector<std::unique_ptr<RankState[]>> blocks_;
+  };
   struct StepState {
     uint32_t world_size = 0;
-    std::vector<RankState> ranks;
+    RankStates ranks;
     uint32_t ranks_producible = 0;
     uint32_t ranks_replicated = 0;
     uint64_t copies = 0;  // of all ranks; the step is removed with the last copy

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <malloc.h>
 
+#include "core/engine/limits.h"
 #include "core/engine/step_table.h"
 
 namespace ropeteam::engine {
@@ -134,6 +136,33 @@ TEST(StepTable, ARankBeyondItsOwnWorldLeavesNoStepBehind) {
   EXPECT_TRUE(table.steps().empty());
 }
 
+// One rank goes on alone, and says that it is one of very many.
+TEST(StepTable, StepsThatOneRankOfALargeWorldSavesTakeLittleMemory) {
+  const auto used = [] {
+    const struct mallinfo2 info = mallinfo2();
+    return info.uordblks + info.hblkhd;
+  };
+  StepTable table;
+  std::vector<CopyReport> copies;
+  for (Step step = 1; step <= 1200; ++step) {
+    CopyReport copy = Copy(77'777);
+    copy.id.step = step;
+    copy.world_size = kWorldMax;
+    copies.push_back(copy);
+  }
+  const size_t before = used();
+  table.Replace(1, {}, copies);
+  EXPECT_LT(used() - before, 1200 * size_t{100'000}) << "a sanitizer's allocator counts nothing";
+  ASSERT_EQ(table.steps().size(), 1200u);
+  const StepTable::StepState& step = *table.Find({kStep.incarnation, 600});
+  EXPECT_EQ(step.ranks[77'777].good, 1u);
+  EXPECT_TRUE(step.ranks[0].copies.empty());
+  EXPECT_TRUE(step.lacking.contains(77'777));
+  EXPECT_FALSE(step.surplus.contains(77'777));
+  table.Replace(1, copies, {});
+  EXPECT_TRUE(table.steps().empty());
+}
+
 TEST(StepTable, TheJudgementIsTheSameInWhateverOrderInventoriesCome) {
   StepTable one;
   one.Replace(1, {}, {Copy(0)});
@@ -211,7 +240,7 @@ TEST(StepTable, AShardOfAnotherWorldSizeIsNotMixedIn) {
   EXPECT_TRUE(table.Find(kStep)->ranks[1].copies.empty());
   CopyReport beyond = Copy(9);
   table.Replace(3, {}, {beyond});
-  EXPECT_EQ(table.Find(kStep)->ranks.size(), 2u);
+  EXPECT_EQ(table.Find(kStep)->world_size, 2u);
 }
 
 TEST(StepTable, StepsOfALaterIncarnationAreNewerWhateverTheirNumber) {

@@ -53,6 +53,23 @@ TEST_F(Story, ARefusedSaveEvictsNothing) {
   EXPECT_FALSE(Holds(0, fetched));
 }
 
+// The leader remembers every step that anybody has saved. One rank goes on alone. Once the other ranks save again, so can
+// it.
+TEST_F(Story, ARankThatGoesOnAloneIsStoppedBeforeItFillsTheLeadersMemory) {
+  constexpr Step kLimit = 256;
+  lengths_ = {4096};
+  StartNodes(2, 1, 1200);
+  StartWorld(1);
+  for (Step step = 1; step <= kLimit; ++step) ASSERT_TRUE(Save(1, step, 0).ok()) << step;
+  const Status refused = Save(1, kLimit + 1, 0);
+  EXPECT_EQ(refused.code(), Code::kNoSpace);
+  EXPECT_NE(refused.message().find("256"), std::string::npos) << refused.message();
+  ASSERT_TRUE(Save(1, kLimit, 1).ok());
+  ASSERT_TRUE(Wait(1, kLimit, 0, Level::kCommitted).ok());
+  EXPECT_TRUE(Save(1, kLimit + 2, 0).ok());
+  EXPECT_EQ(LatestStep(1, 1), kLimit);
+}
+
 // Ranks save alternate steps until no arena has room for another shard. None of those steps can ever be
 // complete. Nevertheless a step that all ranks save must find room.
 TEST_F(Story, StepsThatCannotBeCompleteDoNotFillTheArenaForEver) {
