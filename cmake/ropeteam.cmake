@@ -1,5 +1,8 @@
 # Helpers for every component. Warnings are errors for our targets only, not for third-party code.
 
+include(CheckCXXCompilerFlag)
+include(CheckPIESupported)
+
 find_program(ROPETEAM_CCACHE ccache)
 if(ROPETEAM_CCACHE)
   set(CMAKE_CXX_COMPILER_LAUNCHER ${ROPETEAM_CCACHE})
@@ -11,9 +14,34 @@ if(ROPETEAM_SANITIZE)
   add_link_options(-fsanitize=${ROPETEAM_SANITIZE})
 endif()
 
-# ropeteam_target(NAME): sets our warnings, and the repository root as include path, so that every include
-# names its component.
+# ropeteam_harden(NAME): what makes an overflow end the process instead of running an attacker's code. Not with sanitizers,
+# which replace the functions that FORTIFY checks.
+check_pie_supported()
+check_cxx_compiler_flag(-fcf-protection ROPETEAM_HAS_CF_PROTECTION)
+function(ropeteam_harden name)
+  if(ROPETEAM_SANITIZE)
+    return()
+  endif()
+  target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-fstack-protector-strong>
+    $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:C,CXX>>:-U_FORTIFY_SOURCE;-D_FORTIFY_SOURCE=2>)
+  if(ROPETEAM_HAS_CF_PROTECTION)
+    target_compile_options(${name} PRIVATE $<$<COMPILE_LANGUAGE:C,CXX>:-fcf-protection>)
+  endif()
+  get_target_property(type ${name} TYPE)
+  if(NOT type STREQUAL "STATIC_LIBRARY")
+    target_link_options(${name} PRIVATE -Wl,-z,relro,-z,now)
+  endif()
+endfunction()
+
+# ropeteam_target(NAME): for what is installed: the settings of ropeteam_common(), hardened.
 function(ropeteam_target name)
+  ropeteam_common(${name})
+  ropeteam_harden(${name})
+endfunction()
+
+# ropeteam_common(NAME): sets our warnings, and the repository root as include path, so that every include names its
+# component.
+function(ropeteam_common name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
   # Warnings are errors with g++ only. clang, which builds the fuzz targets, has other warnings in each
   # version.
@@ -55,7 +83,7 @@ function(ropeteam_test name)
     set(T_TIMEOUT 120)
   endif()
   add_executable(${name} ${T_UNPARSED_ARGUMENTS})
-  ropeteam_target(${name})
+  ropeteam_common(${name})
   ropeteam_compile_quickly(${name})
   target_link_libraries(${name} PRIVATE ${T_LIBS} GTest::gmock GTest::gtest_main Threads::Threads)
   if(ROPETEAM_SANITIZE MATCHES "thread")

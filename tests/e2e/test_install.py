@@ -134,6 +134,28 @@ def test_no_program_looks_for_libraries_in_the_current_directory(prefix):
     assert looked > 4
 
 
+def test_what_is_installed_is_hardened(prefix):
+    """As checksec reads it: PIE, full RELRO, a stack that is not executable, stack protector, FORTIFY."""
+    if "ROPETEAM_SANITIZE:STRING=\n" not in (BUILD / "CMakeCache.txt").read_text():
+        pytest.skip("a sanitizer's build is not hardened")
+    looked = 0
+    for path in prefix.rglob("*"):
+        if path.is_symlink() or not path.is_file() or not is_elf(path):
+            continue
+        looked += 1
+        said = run("readelf", "-hldW", "--dyn-syms", str(path)).stdout
+        for pattern in (
+            r"Type: +DYN",
+            r"GNU_RELRO",
+            r"\(FLAGS\).*BIND_NOW|\(FLAGS_1\).*NOW",
+            r"GNU_STACK.* RW ",
+            r"UND __stack_chk_fail@",
+            r"UND __(memcpy|memset|snprintf|vsnprintf|read|recv)_chk@",
+        ):
+            assert re.search(pattern, said), f"{path}: nothing in readelf's output matches {pattern}"
+    assert looked >= 4, "ropeteam, ropeteamd, ropeteam-bench, libropeteam.so"
+
+
 def test_the_installed_bench_finds_library_and_daemon(prefix, tmp_path):
     usable("ofi")  # the baseline of `save` is a loop over libfabric
     done = run(
