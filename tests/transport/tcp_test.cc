@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// What a process at the other end of a bare socket can do to the tcp transport: without the secret nothing, with it only
-// to its own connection.
+// The tcp transport against bare sockets. As a stranger without the secret they can do nothing, as a member they harm
+// only their own connection. As a peer they answer late, wrongly, or never.
 
 #include <gmock/gmock.h>
 #include <netinet/in.h>
@@ -9,7 +9,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cstring>
 #include <random>
 
 #include "tests/transport/rig.h"
@@ -29,15 +28,16 @@ constexpr uint64_t kInitiator = 77;
 
 class TcpTest : public testing::Test {
  protected:
-  // A bare connection to the transport, which makes progress while this waits.
+  // The other end of a connection of the transport, which makes progress while this waits.
   class Raw {
    public:
-    explicit Raw(TcpTest* test) : test_(test) {
+    explicit Raw(TcpTest* test) : Raw(test, Socket()) {
       const IpAddress& to = test->self_.lanes[0].address;
-      fd_ = socket(to.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
       EXPECT_EQ(connect(fd_, to.get(), to.length), 0);
     }
+    Raw(TcpTest* test, int fd) : test_(test), fd_(fd) {}
     ~Raw() { close(fd_); }
+    int fd() const { return fd_; }
     template <typename T>
     void Send(const T& value, size_t length = sizeof(T)) {
       SendBytes(&value, length);
@@ -65,12 +65,15 @@ class TcpTest : public testing::Test {
       return test_->Drive([&] {
         const ssize_t count = recv(fd_, reinterpret_cast<char*>(value) + got, sizeof(T) - got, MSG_DONTWAIT);
         if (count > 0) got += static_cast<size_t>(count);
-        return got == sizeof(T);
-      });
+        return got == sizeof(T) || count == 0;
+      }) && got == sizeof(T);
     }
     // Sends this hello and checks the answer.
     bool Enter(const Hello& hello) {
       Send(hello);
+      return Welcomed(hello);
+    }
+    bool Welcomed(const Hello& hello) {
       Welcome welcome;
       return Read(&welcome) && Same(welcome.mac, MacOf(test_->self_.secret, hello, welcome));
     }
@@ -82,10 +85,10 @@ class TcpTest : public testing::Test {
 
    private:
     TcpTest* const test_;
-    int fd_ = -1;
+    const int fd_;
   };
 
-  TcpTest() {
+  explicit TcpTest(const TcpConfig& config = {}) : transport_(CreateTcpTransport(config).value()) {
     EXPECT_TRUE(Decode(transport_->LocalAddress(), &self_).ok());
     memory_.Fill(kTarget);
     region_ = transport_->RegisterRegion(memory_.data(), kLength).value();
@@ -96,9 +99,11 @@ class TcpTest : public testing::Test {
   bool Drive(const std::function<bool()>& done, uint64_t limit_ms = 10'000) {
     return PollUntil(nullptr, {transport_.get()}, &done_, done, limit_ms);
   }
-  Hello Valid() {
+  static int Socket(int flags = 0) { return socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | flags, 0); }
+  Hello Valid(uint64_t initiator = kInitiator, uint32_t channel = 0) {
     Hello hello;
-    hello.initiator = kInitiator;
+    hello.initiator = initiator;
+    hello.channel = channel;
     hello.target = self_.instance;
     hello.counter = ++counter_;
     hello.mac = MacOf(self_.secret, hello);
@@ -115,7 +120,7 @@ class TcpTest : public testing::Test {
   bool Untouched() { return memory_.HoldsOutside(kTarget, 0, 0); }
 
   Memory memory_{kLength};
-  std::unique_ptr<Transport> transport_ = CreateTcpTransport({}).value();
+  std::unique_ptr<Transport> transport_;
   EndpointAddress self_;
   RegionId region_ = 0;
   uint64_t key_ = 0;
@@ -230,15 +235,11 @@ TEST_F(TcpTest, AnInvalidRequestEndsItsConnectionOnly) {
   none.op = 3;
   flags.flags = 1;
   Raw member(this);
-  Hello hello = Valid();
-  ASSERT_TRUE(member.Enter(hello));
+  ASSERT_TRUE(member.Enter(Valid()));
   uint32_t channel = 1;
   for (const Request& request : {none, flags, Put(0, 0), Put(0, kTcpOperationBytesDefault + 1)}) {
-    Hello own = Valid();
-    own.channel = channel++;
-    own.mac = MacOf(self_.secret, own);
     Raw raw(this);
-    ASSERT_TRUE(raw.Enter(own));
+    ASSERT_TRUE(raw.Enter(Valid(kInitiator, channel++)));
     raw.Send(request);
     EXPECT_TRUE(raw.Closed());
   }
@@ -288,34 +289,103 @@ TEST_F(TcpHalfPutTest, DeregisterEndsItAndTheConnectionGoesOn) {
   EXPECT_TRUE(raw_.Open());
 }
 
-// A process that listens where the peer did, and answers the hello with bytes of its own.
-TEST_F(TcpTest, AnImpostorIsAGonePeer) {
-  auto dead = CreateTcpTransport({}).value();
-  Memory unused(4096);
-  const RegionId region = dead->RegisterRegion(unused.data(), 4096).value();
-  const std::string address = dead->LocalAddress(), key = dead->ExportRegion(region);
-  dead.reset();
-  EndpointAddress of_dead;
-  ASSERT_TRUE(Decode(address, &of_dead).ok());
-  const IpAddress& at = of_dead.lanes[0].address;
-  const int listener = socket(at.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  const int on = 1;
-  setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  ASSERT_EQ(bind(listener, at.get(), at.length), 0);
-  ASSERT_EQ(listen(listener, 4), 0);
-  const PeerId peer = transport_->Connect(address).value();
-  const RemoteRegionId remote = transport_->ImportRegion(peer, key).value();
-  ASSERT_TRUE(transport_->Put(peer, region_, 0, remote, 0, 4096, 1).ok());
-  int accepted = -1;
-  ASSERT_TRUE(Drive([&] { return (accepted = accept(listener, nullptr, nullptr)) >= 0; }));
-  Welcome guess;
-  guess.target = of_dead.instance;
-  (void)send(accepted, &guess, sizeof guess, MSG_NOSIGNAL);
-  auto& done = done_[transport_.get()];
-  ASSERT_TRUE(Drive([&] { return !done.empty(); }));
-  EXPECT_EQ(done[0].code, Code::kPeerGone);
-  close(accepted);
-  close(listener);
+// Bare sockets listen at the addresses of the transport's peer, which has a region of kLength bytes.
+class TcpPeerTest : public TcpTest {
+ protected:
+  static constexpr uint64_t kPiece = 4096;
+
+  explicit TcpPeerTest(const char* listen_addresses) : TcpTest(ConfigOf(listen_addresses)) {
+    address_.instance = kInitiator;
+    address_.operation_bytes = kPiece;
+    for (const EndpointAddress::Lane& own : self_.lanes) {
+      IpAddress at = WithPort(own.address, 0);
+      listeners_.push_back(Socket(SOCK_NONBLOCK));
+      EXPECT_EQ(bind(listeners_.back(), at.get(), at.length), 0);
+      EXPECT_EQ(listen(listeners_.back(), 64), 0);
+      EXPECT_EQ(getsockname(listeners_.back(), at.get(), &at.length), 0);
+      address_.lanes.push_back({at, 0});
+    }
+    Meet();
+  }
+  ~TcpPeerTest() override {
+    for (const int listener : listeners_) close(listener);
+  }
+  static TcpConfig ConfigOf(const char* listen_addresses) {
+    TcpConfig config;
+    config.listen_address = listen_addresses;
+    config.silence_ms = 500;
+    return config;
+  }
+  void Meet() {
+    peer_ = transport_->Connect(Encode(address_)).value();
+    remote_ = transport_->ImportRegion(peer_, Encode(RegionKey{address_.instance, 1, kLength})).value();
+  }
+  void Submit(OperationKind kind, uint64_t length) {
+    const auto call = kind == OperationKind::kPut ? &Transport::Put : &Transport::Get;
+    ASSERT_TRUE((transport_.get()->*call)(peer_, region_, 0, remote_, 0, length, 1).ok());
+  }
+  // The next connection of the lane, of which the hello was read. One that ends without a hello is a probe.
+  std::unique_ptr<Raw> Accept(size_t lane) {
+    for (;;) {
+      int fd = -1;
+      const bool came =
+          Drive([&] { return (fd = accept4(listeners_[lane], nullptr, nullptr, SOCK_CLOEXEC)) >= 0; });
+      EXPECT_TRUE(came);
+      auto raw = std::make_unique<Raw>(this, fd);
+      if (!came || raw->Read(&hello_[lane])) return raw;
+    }
+  }
+  void Answer(Raw* raw, size_t lane) {
+    Welcome welcome;
+    welcome.target = address_.instance;
+    welcome.mac = MacOf(address_.secret, hello_[lane], welcome);
+    raw->Send(welcome);
+  }
+  // Both are accepted before either is up, so that the first operation's pieces take turns on the lanes.
+  std::vector<std::unique_ptr<Raw>> AcceptAll() {
+    std::vector<std::unique_ptr<Raw>> lanes;
+    for (size_t i = 0; i < listeners_.size(); i++) lanes.push_back(Accept(i));
+    for (size_t i = 0; i < listeners_.size(); i++) Answer(lanes[i].get(), i);
+    return lanes;
+  }
+  // Reads the next request, with its payload.
+  Request Take(Raw* raw) {
+    Request request;
+    EXPECT_TRUE(raw->Read(&request));
+    std::array<char, kPiece> payload;
+    if (request.op == static_cast<uint32_t>(Op::kPut)) {
+      EXPECT_EQ(request.length, kPiece);
+      EXPECT_TRUE(raw->Read(&payload));
+    }
+    return request;
+  }
+  // Drives until the operations have completed, and returns the code of the last.
+  Code CodeOf(size_t operations = 1) {
+    EXPECT_TRUE(Drive([&] { return done().size() >= operations; }));
+    return done().size() == operations ? done().back().code : Code::kInternal;
+  }
+  bool Pending(uint64_t for_ms) {
+    return !Drive([&] { return !done().empty(); }, for_ms);
+  }
+  std::vector<Completion>& done() { return done_[transport_.get()]; }
+
+  EndpointAddress address_;
+  std::vector<int> listeners_;
+  Hello hello_[2];
+  PeerId peer_ = 0;
+  RemoteRegionId remote_ = 0;
+};
+class TcpOneLaneTest : public TcpPeerTest {
+ protected:
+  TcpOneLaneTest() : TcpPeerTest("127.0.0.1") {}
+};
+
+TEST_F(TcpOneLaneTest, AnImpostorIsAGonePeer) {
+  Submit(OperationKind::kPut, kPiece);
+  auto raw = Accept(0);
+  address_.secret[0] ^= 1;
+  Answer(raw.get(), 0);
+  EXPECT_EQ(CodeOf(), Code::kPeerGone);
 }
 
 TEST(TcpCodecTest, EveryFlippedBitAndEveryCutIsNoticed) {
