@@ -388,6 +388,52 @@ TEST_F(TcpOneLaneTest, AnImpostorIsAGonePeer) {
   EXPECT_EQ(CodeOf(), Code::kPeerGone);
 }
 
+class TcpTwoLanesTest : public TcpPeerTest {
+ protected:
+  TcpTwoLanesTest() : TcpPeerTest("127.0.0.1,127.0.0.2") {}
+};
+
+// The check of the peer is over before the put's last piece is.
+TEST_F(TcpTwoLanesTest, APutCompletesThoughItsBrokenLaneIsBackFirst) {
+  Submit(OperationKind::kPut, 2 * kPiece);
+  auto lanes = AcceptAll();
+  Take(lanes[0].get());
+  const Request last = Take(lanes[1].get());
+  lanes[0].reset();
+  lanes[0] = Accept(0);
+  Answer(lanes[0].get(), 0);
+  Submit(OperationKind::kPut, kPiece);
+  Take(lanes[0].get());  // the lane is up
+  EXPECT_TRUE(done().empty());
+  lanes[1]->Send(Reply{last.id});
+  EXPECT_EQ(CodeOf(), Code::kLinkFailed);
+}
+
+TEST_F(TcpTwoLanesTest, ALaneThatIsCutForGoodIsLeftOut) {
+  Submit(OperationKind::kGet, 2 * kPiece);
+  auto lanes = AcceptAll();
+  Take(lanes[0].get());
+  Request request = Take(lanes[1].get());
+  shutdown(listeners_[0], SHUT_RD);  // refuses from now on
+  lanes[0].reset();
+  const auto answer = [&] {
+    std::array<char, kPiece> payload;
+    payload.fill(static_cast<char>(request.offset / kPiece));
+    lanes[1]->Send(Reply{request.id, 0, kPiece});
+    lanes[1]->Send(payload);
+  };
+  answer();
+  request = Take(lanes[1].get());  // what the cut lane had
+  EXPECT_EQ(request.offset, 0u);
+  answer();
+  EXPECT_EQ(CodeOf(), Code::kOk);
+  EXPECT_EQ(memory_.data()[kPiece - 1], 0);
+  EXPECT_EQ(memory_.data()[kPiece], 1);
+  Submit(OperationKind::kPut, kPiece);
+  lanes[1]->Send(Reply{Take(lanes[1].get()).id});
+  EXPECT_EQ(CodeOf(2), Code::kOk);
+}
+
 TEST(TcpCodecTest, EveryFlippedBitAndEveryCutIsNoticed) {
   EndpointAddress address;
   address.instance = 7;

@@ -231,10 +231,12 @@ void TcpTransport::FinishPiece(Peer* peer, Piece* piece, Code code) {
 void TcpTransport::Settle(Peer* peer, Operation* operation) {
   if (operation->pieces > 0 || operation->queued) return;
   const bool ended = peer->gone() || peer->closing();
-  if (operation->code == Code::kLinkFailed && !ended)
+  if (operation->code == Code::kLinkFailed && !ended) {
     peer->broken.Push(operation);
-  else
+    Resolve(peer);  // the peer may have been checked before this piece ended
+  } else {
     operations_.Finish(operation, operation->code == Code::kOk || !ended ? operation->code : Code::kPeerGone);
+  }
 }
 
 }  // namespace ropeteam::tcp
