@@ -4,8 +4,10 @@
 // only their own connection. As a peer they answer late, wrongly, or never.
 
 #include <gmock/gmock.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,6 +21,7 @@ namespace ropeteam::tcp {
 namespace {
 
 using test::Completions;
+using test::Endpoint;
 using test::Memory;
 using test::PollUntil;
 
@@ -197,12 +200,47 @@ TEST_F(TcpTest, AHalfHelloIsNotWaitedForLong) {
   EXPECT_TRUE(silent.Closed());
 }
 
+// All of this happens before the transport's first turn.
 TEST_F(TcpTest, AFloodOfConnectionsKeepsNoMemberOut) {
-  std::vector<std::unique_ptr<Raw>> flood;
+  constexpr uint64_t kMembers = 300;
+  std::vector<std::unique_ptr<Raw>> members, flood;
+  std::vector<Hello> hellos;
+  for (uint64_t i = 0; i < kMembers; i++) {
+    members.push_back(std::make_unique<Raw>(this));
+    hellos.push_back(Valid(kInitiator + i));
+    members.back()->Send(hellos.back());
+  }
   for (int i = 0; i < 100; i++) flood.push_back(std::make_unique<Raw>(this));
-  Raw member(this);
-  EXPECT_TRUE(member.Enter(Valid()));
+  for (uint64_t i = 0; i < kMembers; i++) ASSERT_TRUE(members[i]->Welcomed(hellos[i])) << i;
   EXPECT_TRUE(flood[0]->Closed(1'000)) << "the oldest make room";
+}
+
+TEST_F(TcpTest, AFloodOfConnectionsMakesNoPeerGone) {
+  Endpoint initiator(CreateTcpTransport({}), kLength);
+  const PeerId peer = initiator.transport->Connect(transport_->LocalAddress()).value();
+  const RemoteRegionId remote =
+      initiator.transport->ImportRegion(peer, transport_->ExportRegion(region_)).value();
+  auto& done = done_[initiator.transport.get()];
+  const auto drive = [&](size_t completions) {
+    return PollUntil(nullptr, {initiator.transport.get(), transport_.get()}, &done_,
+                     [&] { return done.size() >= completions; });
+  };
+  const auto put = [&] { return initiator.transport->Put(peer, initiator.region, 0, remote, 0, 8, 1).ok(); };
+  ASSERT_TRUE(put() && drive(1));
+  EXPECT_EQ(done[0].code, Code::kOk);
+  transport_->SetPeers({});  // breaks the connection
+  transport_->SetPeers({initiator.transport->LocalAddress()});
+  ASSERT_TRUE(put());
+  // The initiator's connection is the oldest in each turn of the target.
+  for (const uint64_t end = test::NowUs() + 300'000; test::NowUs() < end && done.size() < 2;) {
+    Completion completion;
+    if (initiator.transport->Poll(&completion, 1) == 1) done.push_back(completion);
+    std::vector<std::unique_ptr<Raw>> flood;
+    for (int i = 0; i < 40; i++) flood.push_back(std::make_unique<Raw>(this));
+    ASSERT_EQ(transport_->Poll(&completion, 1), 0u);
+  }
+  ASSERT_TRUE(drive(2));
+  EXPECT_NE(done[1].code, Code::kPeerGone);
 }
 
 TEST_F(TcpTest, ARefusedRangeFailsAloneAndTheConnectionGoesOn) {
@@ -340,6 +378,10 @@ class TcpPeerTest : public TcpTest {
     welcome.target = address_.instance;
     welcome.mac = MacOf(address_.secret, hello_[lane], welcome);
     raw->Send(welcome);
+    // The transport's next turn finds it.
+    int unacknowledged = 1;
+    for (const uint64_t end = test::NowUs() + 10'000'000; unacknowledged > 0 && test::NowUs() < end;)
+      ioctl(raw->fd(), SIOCOUTQ, &unacknowledged);
   }
   // Both are accepted before either is up, so that the first operation's pieces take turns on the lanes.
   std::vector<std::unique_ptr<Raw>> AcceptAll() {
@@ -386,6 +428,18 @@ TEST_F(TcpOneLaneTest, AnImpostorIsAGonePeer) {
   address_.secret[0] ^= 1;
   Answer(raw.get(), 0);
   EXPECT_EQ(CodeOf(), Code::kPeerGone);
+}
+
+TEST_F(TcpOneLaneTest, ARefusalBeforeASlowAnswerIsNotItsEnd) {
+  Submit(OperationKind::kPut, kPiece);
+  auto raw = std::move(AcceptAll()[0]);
+  Take(raw.get());
+  raw.reset();
+  Accept(0).reset();
+  raw = Accept(0);
+  EXPECT_TRUE(Pending(300));
+  Answer(raw.get(), 0);
+  EXPECT_EQ(CodeOf(), Code::kLinkFailed);
 }
 
 class TcpTwoLanesTest : public TcpPeerTest {

@@ -202,8 +202,8 @@ struct Lane : Watched {
   Welcome welcome;
   size_t welcomed = 0;       // bytes of it
   bool greeted = false;      // the hello was sent
-  bool established = false;  // TCP has connected at least once
-  bool refused = false;      // the last connection was closed in place of a welcome
+  bool reached = false;      // TCP has connected at least once
+  uint32_t refusals = 0;     // the last connections, in a row, that were closed in place of a welcome
   TimeUs connect_start = 0;  // by rounds_
   TimeUs retry_at = 0;       // while there is no descriptor
   const char* reason = "";   // of the last failure
@@ -267,6 +267,7 @@ class TcpTransport final : public front::Front<TcpTransport, Peer, Operation> {
   void DropOne(int listener);
   void Listen(bool on);
   void MakeRoom(const std::string& host);
+  void Expel(Inbound* stranger);
   void ReadHello(Inbound* inbound);
   void Admit(Inbound* inbound);
   void LogRefusal(const Inbound& inbound, const char* reason);
@@ -287,7 +288,7 @@ class TcpTransport final : public front::Front<TcpTransport, Peer, Operation> {
   Status DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const;
   void StartConnecting(Lane* lane, TimeUs now);
   void TryToConnect(Lane* lane, TimeUs now);
-  void ConnectFailed(Lane* lane, const char* reason, TimeUs now);
+  void Retry(Lane* lane, const char* reason, TimeUs now);
   void OnConnecting(Lane* lane, TimeUs now);
   void Greet(Lane* lane, TimeUs now);
   void SetUp(Lane* lane, TimeUs now);

@@ -58,7 +58,7 @@ void TcpTransport::Accept(Listener* listener) {
     if (strangers_.empty())
       DropOne(listener->fd.get());
     else
-      Close(strangers_.front());
+      Expel(strangers_.front());
   }
 }
 
@@ -89,9 +89,15 @@ void TcpTransport::MakeRoom(const std::string& host) {
   const auto same = [&host](const Inbound* each) { return each->host == host; };
   if (static_cast<size_t>(std::count_if(strangers_.begin(), strangers_.end(), same)) >=
       kStrangersOfAddressMax)
-    Close(*std::find_if(strangers_.begin(), strangers_.end(), same));
+    Expel(*std::find_if(strangers_.begin(), strangers_.end(), same));
   else if (strangers_.size() >= kStrangersMax)
-    Close(strangers_.front());
+    Expel(strangers_.front());
+}
+
+// A hello that has arrived meanwhile is read first: a pause of this thread is not the stranger's.
+void TcpTransport::Expel(Inbound* stranger) {
+  ReadHello(stranger);
+  if (stranger->instance == 0) Close(stranger);
 }
 
 void TcpTransport::ReadHello(Inbound* inbound) {
@@ -149,14 +155,9 @@ void TcpTransport::LogRefusal(const Inbound& inbound, const char* reason) {
   refusals_unlogged_ = 0;
 }
 
-// In the order of their deadlines. A hello that has arrived meanwhile is read first: a pause of this thread is not the
-// stranger's.
+// In the order of their deadlines.
 void TcpTransport::ExpireStrangers(TimeUs now) {
-  while (!strangers_.empty() && strangers_.front()->deadline <= now) {
-    Inbound* inbound = strangers_.front();
-    ReadHello(inbound);
-    if (!strangers_.empty() && strangers_.front() == inbound) Close(inbound);
-  }
+  while (!strangers_.empty() && strangers_.front()->deadline <= now) Expel(strangers_.front());
 }
 
 void TcpTransport::Close(Inbound* inbound) {

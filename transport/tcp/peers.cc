@@ -20,6 +20,9 @@ namespace {
 // may not have heard of this node yet.
 constexpr TimeUs kRetryUs = 2'000;
 constexpr TimeUs kRefusedRetryUs = 20'000;
+// A peer that was up and now refuses so often in a row has disconnected this node. Under a flood of connections it may
+// close a few whose hello is still on its way.
+constexpr uint32_t kRefusalsMin = 5;
 // The timeout if the peer's kernel answers but its program makes no progress: it may be busy. Also for a peer that
 // refuses a first connection.
 constexpr TimeUs kProgressDeadlineUs = 5'000'000;
@@ -68,7 +71,8 @@ Status TcpTransport::DecodeKey(const Peer& peer, const std::string& bytes, Remot
 
 void TcpTransport::StartConnecting(Lane* lane, TimeUs now) {
   lane->state = LaneState::kConnecting;
-  lane->established = lane->refused = false;
+  lane->reached = false;
+  lane->refusals = 0;
   lane->connect_start = rounds_.time();
   connecting_++;
   TryToConnect(lane, now);
@@ -79,7 +83,7 @@ void TcpTransport::TryToConnect(Lane* lane, TimeUs now) {
   lane->welcomed = 0;
   lane->fd = Fd(socket(lane->remote.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int fd = lane->fd.get();
-  if (fd < 0) return ConnectFailed(lane, "no file descriptor is left (RLIMIT_NOFILE)", now);
+  if (fd < 0) return Retry(lane, "no file descriptor is left (RLIMIT_NOFILE)", now);
   const int on = 1;
   (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   (void)setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
@@ -89,15 +93,15 @@ void TcpTransport::TryToConnect(Lane* lane, TimeUs now) {
   if (connect(fd, lane->remote.get(), lane->remote.length) == 0 || errno == EINPROGRESS)
     return Watch(lane, EPOLLOUT);
   if (errno == EAGAIN || errno == EADDRINUSE || errno == EADDRNOTAVAIL)
-    return ConnectFailed(lane, "no local port is free", now);
+    return Retry(lane, "no local port is free", now);
   Lose(lane, errno == ECONNREFUSED ? "no process listens at its address" : "its address cannot be reached");
 }
 
 // Another attempt follows.
-void TcpTransport::ConnectFailed(Lane* lane, const char* reason, TimeUs now) {
+void TcpTransport::Retry(Lane* lane, const char* reason, TimeUs now) {
   Unwatch(lane);
   lane->reason = reason;
-  lane->retry_at = now + (lane->refused && !lane->was_up ? kRefusedRetryUs : kRetryUs);
+  lane->retry_at = now + (lane->refusals > 0 && !lane->was_up ? kRefusedRetryUs : kRetryUs);
 }
 
 void TcpTransport::OnConnecting(Lane* lane, TimeUs now) {
@@ -108,8 +112,8 @@ void TcpTransport::OnConnecting(Lane* lane, TimeUs now) {
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (count <= 0) {
     // Perhaps the process was just dying, or does not admit this node yet.
-    lane->refused = true;
-    return ConnectFailed(lane, "it refuses this node", now);
+    lane->refusals++;
+    return Retry(lane, "it refuses this node", now);
   }
   lane->welcomed += static_cast<size_t>(count);
   if (lane->welcomed < sizeof(Welcome)) return;
@@ -126,12 +130,16 @@ void TcpTransport::Greet(Lane* lane, TimeUs now) {
   int error = 0;
   socklen_t length = sizeof error;
   getsockopt(lane->fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-  if (error == ECONNRESET || error == EPIPE || error == EAGAIN)
-    return ConnectFailed(lane, "the connection was reset", now);
+  if (error == ECONNRESET || error == EPIPE || error == EAGAIN) {
+    // It was connected before. A flood of connections may have made the peer close it before the hello was sent.
+    lane->reached = true;
+    lane->refusals = 0;
+    return Retry(lane, "the connection was reset", now);
+  }
   if (error != 0)
     return Lose(
         lane, error == ECONNREFUSED ? "no process listens at its address" : "its address cannot be reached");
-  lane->established = true;
+  lane->reached = true;
   Hello& hello = lane->hello;
   hello.initiator = instance_;
   hello.target = lane->peer->remote.instance;
@@ -143,7 +151,7 @@ void TcpTransport::Greet(Lane* lane, TimeUs now) {
   hello.mac = MacOf(lane->peer->remote.secret, hello);
   // A new connection has room for these bytes.
   if (send(lane->fd.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello)
-    return ConnectFailed(lane, "the connection was reset", now);
+    return Retry(lane, "the connection was reset", now);
   lane->greeted = true;
   Watch(lane, EPOLLIN);
 }
@@ -164,14 +172,14 @@ void TcpTransport::StepConnecting(TimeUs now) {
   for (const auto& [id, peer] : peers_)
     for (const auto& lane : peer->lanes) {
       if (lane->state != LaneState::kConnecting) continue;
-      const bool short_timeout = lane->was_up && (!lane->established || lane->refused);
-      const TimeUs deadline = short_timeout       ? kSilenceAfterBreakUs
-                              : lane->established ? kProgressDeadlineUs
-                                                  : kSilenceAtFirstUs;
+      const bool refuses = !lane->fd.open() && lane->refusals >= kRefusalsMin;
+      const TimeUs deadline = lane->was_up && (!lane->reached || refuses) ? kSilenceAfterBreakUs
+                              : lane->reached                             ? kProgressDeadlineUs
+                                                                          : kSilenceAtFirstUs;
       if (counted - lane->connect_start > deadline)
-        Lose(lane.get(), lane->refused || !lane->fd.open() ? lane->reason
-                         : lane->established               ? "it makes no progress"
-                                                           : "no answer");
+        Lose(lane.get(), lane->refusals > 0 || !lane->fd.open() ? lane->reason
+                         : lane->reached                        ? "it makes no progress"
+                                                                : "no answer");
       else if (!lane->fd.open() && now >= lane->retry_at)
         TryToConnect(lane.get(), now);
     }
