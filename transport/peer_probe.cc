@@ -30,10 +30,10 @@ PeerProbe::Answer PeerProbe::Open() {
   // If the source address cannot be bound, the kernel chooses one by the route to the peer.
   (void)bind(fd_, source_.get(), source_.length);
   if (connect(fd_, target_.get(), target_.length) == 0 || errno == EINPROGRESS) return Answer::kPending;
-  const bool refused = errno != EAGAIN && errno != EADDRINUSE && errno != EADDRNOTAVAIL;
+  const Answer answer = errno == ECONNREFUSED ? Answer::kRefused : Answer::kPending;
   close(fd_);
   fd_ = -1;
-  return refused ? Answer::kRefused : Answer::kPending;
+  return answer;
 }
 
 PeerProbe::Answer PeerProbe::Step() {
@@ -47,9 +47,8 @@ PeerProbe::Answer PeerProbe::Step() {
   close(fd_);
   fd_ = -1;
   // If the connection was made and then broke, the kernel may have accepted it for a process that was just
-  // dying. Try again: the next answer shows the state after that.
-  const bool fell = error == 0 || error == ECONNRESET || error == EPIPE;
-  return fell ? Answer::kPending : Answer::kRefused;
+  // dying. Try again: the next answer shows the state after that. A router's "unreachable" may pass, too.
+  return error == ECONNREFUSED ? Answer::kRefused : Answer::kPending;
 }
 
 }  // namespace ropeteam

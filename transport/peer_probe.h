@@ -15,9 +15,9 @@ namespace ropeteam {
 class PeerProbe {
  public:
   enum class Answer {
-    kPending,  // nothing heard yet
+    kPending,  // nothing heard yet, or only that the network has no route: that may pass
     kAlive,    // the connection stands
-    kRefused,  // no process listens, or the network says that there is no such host
+    kRefused,  // no process listens
   };
 
   PeerProbe() = default;

@@ -8,12 +8,14 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <random>
 
 #include "tests/transport/rig.h"
+#include "transport/peer_probe.h"
 #include "transport/tcp/codec.h"
 #include "transport/tcp/tcp_transport.h"
 
@@ -440,6 +442,50 @@ TEST_F(TcpOneLaneTest, ARefusalBeforeASlowAnswerIsNotItsEnd) {
   EXPECT_TRUE(Pending(300));
   Answer(raw.get(), 0);
   EXPECT_EQ(CodeOf(), Code::kLinkFailed);
+}
+
+TEST_F(TcpOneLaneTest, NoDescriptorHereIsNotItsEnd) {
+  Submit(OperationKind::kPut, kPiece);
+  auto raw = std::move(AcceptAll()[0]);
+  Take(raw.get());
+  rlimit limit;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  const rlimit none{0, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  raw.reset();
+  const int opened = dup(0);
+  EXPECT_TRUE(Pending(300));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_LT(opened, 0);
+  raw = Accept(0);
+  Answer(raw.get(), 0);
+  EXPECT_EQ(CodeOf(), Code::kLinkFailed);
+}
+
+// The broadcast address of the loopback device is one to which the kernel refuses to connect, and no one listens.
+constexpr const char* kUnreachable = "127.255.255.255:7";
+
+TEST_F(TcpOneLaneTest, AnUnreachableAddressIsNotAtOnceItsEnd) {
+  address_.lanes[0].address = ParseIpAddress(kUnreachable).value();
+  Meet();
+  Submit(OperationKind::kPut, kPiece);
+  EXPECT_TRUE(Pending(300));
+  EXPECT_EQ(CodeOf(), Code::kPeerGone);
+}
+
+TEST_F(TcpOneLaneTest, AProbeTellsARefusalFromNoRoute) {
+  using Probe = PeerProbe::Answer;
+  PeerProbe probe;
+  const auto answer = [&](const IpAddress& to, uint64_t limit_ms = 10'000) {
+    probe.Start(self_.lanes[0].address, to, test::NowUs());
+    Probe last = Probe::kPending;
+    Drive([&] { return (last = probe.Step()) != Probe::kPending; }, limit_ms);
+    return last;
+  };
+  EXPECT_EQ(answer(ParseIpAddress(kUnreachable).value(), 100), Probe::kPending);
+  EXPECT_EQ(answer(address_.lanes[0].address), Probe::kAlive);
+  shutdown(listeners_[0], SHUT_RD);
+  EXPECT_EQ(answer(address_.lanes[0].address), Probe::kRefused);
 }
 
 class TcpTwoLanesTest : public TcpPeerTest {

@@ -202,7 +202,7 @@ struct Lane : Watched {
   Welcome welcome;
   size_t welcomed = 0;       // bytes of it
   bool greeted = false;      // the hello was sent
-  bool reached = false;      // TCP has connected at least once
+  bool reached = false;      // TCP has connected at least once, or this node had no means to try
   uint32_t refusals = 0;     // the last connections, in a row, that were closed in place of a welcome
   TimeUs connect_start = 0;  // by rounds_
   TimeUs retry_at = 0;       // while there is no descriptor
@@ -288,6 +288,7 @@ class TcpTransport final : public front::Front<TcpTransport, Peer, Operation> {
   Status DecodeKey(const Peer& peer, const std::string& bytes, RemoteRegion* remote) const;
   void StartConnecting(Lane* lane, TimeUs now);
   void TryToConnect(Lane* lane, TimeUs now);
+  void ConnectFailed(Lane* lane, int error, TimeUs now);
   void Retry(Lane* lane, const char* reason, TimeUs now);
   void OnConnecting(Lane* lane, TimeUs now);
   void Greet(Lane* lane, TimeUs now);

@@ -83,7 +83,7 @@ void TcpTransport::TryToConnect(Lane* lane, TimeUs now) {
   lane->welcomed = 0;
   lane->fd = Fd(socket(lane->remote.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int fd = lane->fd.get();
-  if (fd < 0) return Retry(lane, "no file descriptor is left (RLIMIT_NOFILE)", now);
+  if (fd < 0) return ConnectFailed(lane, errno, now);
   const int on = 1;
   (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   (void)setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
@@ -92,9 +92,31 @@ void TcpTransport::TryToConnect(Lane* lane, TimeUs now) {
   (void)bind(fd, source.get(), source.length);
   if (connect(fd, lane->remote.get(), lane->remote.length) == 0 || errno == EINPROGRESS)
     return Watch(lane, EPOLLOUT);
-  if (errno == EAGAIN || errno == EADDRINUSE || errno == EADDRNOTAVAIL)
-    return Retry(lane, "no local port is free", now);
-  Lose(lane, errno == ECONNREFUSED ? "no process listens at its address" : "its address cannot be reached");
+  ConnectFailed(lane, errno, now);
+}
+
+void TcpTransport::ConnectFailed(Lane* lane, int error, TimeUs now) {
+  lane->refusals = 0;
+  switch (error) {
+    case ECONNREFUSED:
+      return Lose(lane, "no process listens at its address");
+    case ECONNRESET:
+    case EPIPE:
+      // It was connected before. A flood may have made the peer close it before the hello was sent.
+      lane->reached = true;
+      return Retry(lane, "the connection was reset", now);
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+    case EAGAIN:
+    case EADDRINUSE:
+    case EADDRNOTAVAIL:
+      lane->reached = true;  // it was not asked
+      return Retry(lane, "no descriptor (RLIMIT_NOFILE), port or memory is left here", now);
+    default:
+      return Retry(lane, "its address cannot be reached", now);  // a route may return: no more than silence
+  }
 }
 
 // Another attempt follows.
@@ -130,15 +152,7 @@ void TcpTransport::Greet(Lane* lane, TimeUs now) {
   int error = 0;
   socklen_t length = sizeof error;
   getsockopt(lane->fd.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-  if (error == ECONNRESET || error == EPIPE || error == EAGAIN) {
-    // It was connected before. A flood of connections may have made the peer close it before the hello was sent.
-    lane->reached = true;
-    lane->refusals = 0;
-    return Retry(lane, "the connection was reset", now);
-  }
-  if (error != 0)
-    return Lose(
-        lane, error == ECONNREFUSED ? "no process listens at its address" : "its address cannot be reached");
+  if (error != 0) return ConnectFailed(lane, error, now);
   lane->reached = true;
   Hello& hello = lane->hello;
   hello.initiator = instance_;
@@ -151,7 +165,7 @@ void TcpTransport::Greet(Lane* lane, TimeUs now) {
   hello.mac = MacOf(lane->peer->remote.secret, hello);
   // A new connection has room for these bytes.
   if (send(lane->fd.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello)
-    return Retry(lane, "the connection was reset", now);
+    return ConnectFailed(lane, ECONNRESET, now);
   lane->greeted = true;
   Watch(lane, EPOLLIN);
 }
