@@ -536,6 +536,30 @@ TEST_P(TransportTest, ATargetThatSleepsInWaitIsReached) {
   EXPECT_TRUE(b_.memory->Holds(kSource, 0, kCount * kSize, 0));
 }
 
+// No Poll() between the call and Wait().
+TEST_P(TransportTest, WaitStartsWhatWasSubmitted) {
+  SetUpSides(4096);
+  ASSERT_TRUE(a_.transport->Put(a_.peer, a_.region, 0, a_.remote, 0, 8, 0).ok());
+  ASSERT_TRUE(Drive(1));
+  std::atomic<bool> ended{false};
+  std::thread target([&] {
+    Completion completion;
+    while (!ended)
+      if (b_.transport->Poll(&completion, 1) == 0) b_.transport->Wait(UINT64_MAX);
+  });
+  constexpr uint64_t kLimitUs = 10'000'000;
+  const uint64_t start = NowUs();
+  EXPECT_TRUE(a_.transport->Put(a_.peer, a_.region, 0, a_.remote, 0, 8, 1).ok());
+  Completion completion{.code = Code::kInternal};
+  do a_.transport->Wait(kLimitUs);
+  while (a_.transport->Poll(&completion, 1) == 0 && NowUs() - start < kLimitUs);
+  EXPECT_EQ(completion.code, Code::kOk);
+  EXPECT_LT(NowUs() - start, kLimitUs);
+  ended = true;
+  b_.transport->Wake();
+  target.join();
+}
+
 #ifndef ROPETEAM_HAVE_OFI
 TEST(AbsentTransportTest, Ofi) { GTEST_SKIP() << "this build is without libfabric"; }
 #endif

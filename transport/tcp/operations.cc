@@ -42,7 +42,8 @@ void TcpTransport::Pump() {
   active_.Go([this](Peer* peer) { return PostNext(peer); },
              [](Peer* peer) { return peer->queue.empty() && peer->redo.empty(); });
   for (size_t i = 0; i < unsent_.size(); i++)
-    if (Lane* lane = unsent_[i]; lane->fd.open() && !Send(lane)) Break(lane, "the connection was reset");
+    if (Lane* lane = unsent_[i]; lane->state == LaneState::kUp && !Send(lane))
+      Break(lane, "the connection was reset");
   unsent_.clear();
 }
 
