@@ -10,6 +10,7 @@
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <random>
@@ -285,6 +286,28 @@ TEST_F(TcpTest, AnInvalidRequestEndsItsConnectionOnly) {
   }
   EXPECT_TRUE(member.Open());
   EXPECT_TRUE(Untouched());
+}
+
+// As between fork() and exec(), a child process has a copy of every descriptor.
+TEST_F(TcpTest, AConnectionEndsThoughAChildHasACopy) {
+  Raw raw(this);
+  ASSERT_TRUE(raw.Enter(Valid()));
+  int release[2];
+  ASSERT_EQ(pipe(release), 0);
+  const pid_t child = fork();
+  if (child == 0) {
+    close(release[1]);
+    (void)!read(release[0], release, 1);
+    _exit(0);
+  }
+  transport_->SetPeers({});
+  EXPECT_TRUE(raw.Closed());
+  const uint64_t start = test::NowUs();
+  transport_->Wait(50'000);
+  EXPECT_GE(test::NowUs() - start, 40'000u) << "the ended connection wakes the loop";
+  close(release[1]);
+  EXPECT_EQ(waitpid(child, nullptr, 0), child);
+  close(release[0]);
 }
 
 // Of a put of the whole region, the first half has arrived.

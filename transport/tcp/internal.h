@@ -71,7 +71,8 @@ inline constexpr size_t kRepliesMax = kTcpDepthMax;
 inline constexpr size_t kPartsMax = 64;
 
 // A descriptor that is closed with its owner. Closing drops what was not sent: the kernel would otherwise go on for
-// minutes, and deliver a put that was reported as failed.
+// minutes, and deliver a put that was reported as failed. It ends the connection even if a child process, between
+// fork() and exec(), has a copy of the descriptor.
 class Fd {
  public:
   Fd() = default;

@@ -81,6 +81,8 @@ void Fd::Reset() {
   if (fd_ < 0) return;
   const linger drop{1, 0};
   (void)setsockopt(fd_, SOL_SOCKET, SO_LINGER, &drop, sizeof drop);  // fails for what is no socket
+  const sockaddr none{.sa_family = AF_UNSPEC, .sa_data = {}};
+  (void)connect(fd_, &none, sizeof none);
   close(std::exchange(fd_, -1));
 }
 

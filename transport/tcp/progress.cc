@@ -37,8 +37,9 @@ void TcpTransport::Watch(Watched* watched, uint32_t events) {
   watched->events = events;
 }
 
-// Closes the descriptor, which also removes it from the epoll set.
+// Closing alone leaves the descriptor in the epoll set while a child process, between fork() and exec(), has a copy.
 void TcpTransport::Unwatch(Watched* watched) {
+  if (watched->watched) (void)epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, watched->fd.get(), nullptr);
   watched->fd.Reset();
   watched->watched = false;
   watched->events = 0;
