@@ -4,6 +4,7 @@
 // only their own connection. As a peer they answer late, wrongly, or never.
 
 #include <gmock/gmock.h>
+#include <linux/filter.h>
 #include <linux/sockios.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -415,6 +416,12 @@ class TcpPeerTest : public TcpTest {
     for (size_t i = 0; i < listeners_.size(); i++) Answer(lanes[i].get(), i);
     return lanes;
   }
+  // The socket's kernel drops every packet to it.
+  static void DropAll(int fd) {
+    sock_filter drop = {BPF_RET | BPF_K, 0, 0, 0};
+    const sock_fprog program{1, &drop};
+    EXPECT_EQ(setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
+  }
   // Reads the next request, with its payload.
   Request Take(Raw* raw) {
     Request request;
@@ -509,6 +516,48 @@ TEST_F(TcpOneLaneTest, AProbeTellsARefusalFromNoRoute) {
   EXPECT_EQ(answer(address_.lanes[0].address), Probe::kAlive);
   shutdown(listeners_[0], SHUT_RD);
   EXPECT_EQ(answer(address_.lanes[0].address), Probe::kRefused);
+}
+
+TEST_F(TcpOneLaneTest, ASilentHostIsGone) {
+  const uint64_t start = test::NowUs();
+  DropAll(listeners_[0]);
+  Submit(OperationKind::kPut, kPiece);
+  EXPECT_EQ(CodeOf(), Code::kPeerGone);
+  EXPECT_GE(test::NowUs() - start, 1'000'000u) << "the first SYN may be lost";
+}
+
+TEST_F(TcpOneLaneTest, AHostThatFallsSilentIsGone) {
+  Submit(OperationKind::kPut, kPiece);
+  auto raw = std::move(AcceptAll()[0]);
+  Take(raw.get());
+  DropAll(listeners_[0]);
+  DropAll(raw->fd());
+  EXPECT_EQ(CodeOf(), Code::kPeerGone);
+}
+
+// The probe's path is alive, that of the connection is not. The put is not acknowledged.
+TEST_F(TcpOneLaneTest, APutOnADeadPathEnds) {
+  Submit(OperationKind::kPut, kPiece);
+  auto raw = std::move(AcceptAll()[0]);
+  raw->Send(Reply{Take(raw.get()).id});
+  EXPECT_EQ(CodeOf(), Code::kOk);
+  DropAll(raw->fd());
+  Submit(OperationKind::kPut, kPiece);
+  auto next = Accept(0);
+  Answer(next.get(), 0);
+  EXPECT_EQ(CodeOf(2), Code::kLinkFailed);
+}
+
+// The get was acknowledged, but its answer does not arrive.
+TEST_F(TcpOneLaneTest, AGetOnADeadPathEnds) {
+  Submit(OperationKind::kGet, kPiece);
+  auto raw = std::move(AcceptAll()[0]);
+  Take(raw.get());
+  EXPECT_TRUE(Pending(100));  // an acknowledgement is delayed by up to 40 ms
+  DropAll(raw->fd());
+  auto next = Accept(0);
+  Answer(next.get(), 0);
+  EXPECT_EQ(CodeOf(), Code::kLinkFailed);
 }
 
 class TcpTwoLanesTest : public TcpPeerTest {

@@ -92,6 +92,13 @@ class Fd {
   int fd_ = -1;
 };
 
+// For options that every supported kernel knows.
+inline void SetOption(int fd, int level, int option, int value) {
+  (void)setsockopt(fd, level, option, &value, sizeof value);
+}
+// Of a connection, at either end.
+void SetConnectionOptions(int fd);
+
 // A region as peers reach it. Both ends of a system call on its memory hold the mutex, so that the region's end waits
 // for at most one call.
 struct Export {
@@ -218,7 +225,8 @@ struct Lane : Watched {
   size_t replies_received = 0;  // bytes of them
   uint64_t payload = 0;         // bytes received of the first piece, a get
   bool in_payload = false;
-  TimeUs heard_at = 0;  // when bytes moved last, or nothing was in flight
+  TimeUs heard_at =
+      0;  // of the last bytes or answer to a probe, or when the first piece in flight was posted
   PeerProbe probe;
   bool doubted = false;  // another lane was lost, and this one was not probed since
 };

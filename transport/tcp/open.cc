@@ -144,8 +144,7 @@ Status TcpTransport::Listen(const IpAddress& address) {
   listener->fd = Fd(socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int fd = listener->fd.get();
   if (fd < 0) return ErrnoError(errno, "socket for %s", ToText(address).c_str());
-  const int on = 1;
-  setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  SetOption(fd, SOL_SOCKET, SO_REUSEADDR, 1);
   if (bind(fd, address.get(), address.length) != 0 || listen(fd, kBacklog) != 0) {
     if (errno == EADDRINUSE)
       return Error(Code::kAlreadyExists, "listen address %s is in use", ToText(address).c_str());

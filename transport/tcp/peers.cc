@@ -34,6 +34,17 @@ static_assert(kSilenceAfterBreakUs < 100'000);
 static_assert(front::kRoundMaxUs < kSilenceAfterBreakUs / 2);  // one late round does not end a peer
 // How often silent lanes are looked for.
 constexpr TimeUs kSilenceStepUs = 50'000;
+// A connection's path counts as dead if the kernel has repeated the same bytes so often, at 0.2, 0.6 and 1.4 s.
+constexpr uint32_t kRepeatsMin = 3;
+
+// Whether no byte of this connection was acknowledged for so long. Its path may be dead while another connection, the
+// probe, takes one that is not. The kernel of a stopped peer acknowledges.
+bool PathIsDead(int fd, TimeUs silence) {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  return getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) == 0 && info.tcpi_unacked > 0 &&
+         info.tcpi_retransmits >= kRepeatsMin && TimeUs{info.tcpi_last_ack_recv} * 1'000 > silence;
+}
 
 }  // namespace
 
@@ -84,9 +95,8 @@ void TcpTransport::TryToConnect(Lane* lane, TimeUs now) {
   lane->fd = Fd(socket(lane->remote.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int fd = lane->fd.get();
   if (fd < 0) return ConnectFailed(lane, errno, now);
-  const int on = 1;
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  (void)setsockopt(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &on, sizeof on);
+  SetConnectionOptions(fd);
+  SetOption(fd, IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1);
   // So that the lane takes its own device. If the address cannot be bound, the kernel chooses one by the route.
   const IpAddress source = WithPort(lane->local->address, 0);
   (void)bind(fd, source.get(), source.length);
@@ -218,6 +228,7 @@ void TcpTransport::CheckSilent(TimeUs now) {
       if (answer == PeerProbe::Answer::kAlive) {
         lane->probe.Stop();
         lane->heard_at = now;
+        if (PathIsDead(lane->fd.get(), silence)) Break(lane.get(), "its path is dead");
       } else if (answer == PeerProbe::Answer::kRefused || now - lane->probe.start_us() > silence / 2) {
         Break(lane.get(), "silent");
       }

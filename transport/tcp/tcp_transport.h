@@ -10,8 +10,9 @@
 // connect; so it must travel only through the authenticated control plane. A process without the secret has no byte
 // read except a hello of fixed size (tcp/admission.h). Bytes are not encrypted: see docs/security.md.
 //
-// A refused range fails with kInvalidArgument, and the connection goes on. After DeregisterRegion() no byte reaches the
-// region, also of a put that had begun. Disconnect() closes the departed peer's connections at once (fences_peers).
+// A refused range fails with kInvalidArgument, and the connection goes on. After DeregisterRegion() no byte reaches or
+// leaves the region: a put that had begun is refused, and a get of which bytes were sent ends its connection.
+// Disconnect() closes the departed peer's connections at once (fences_peers).
 //
 // Each peer costs a descriptor for each lane and direction, and no buffer memory of this process.
 
@@ -43,8 +44,8 @@ struct TcpConfig {
   std::string device = "";
   uint64_t operation_bytes = kTcpOperationBytesDefault;
   uint32_t depth = kTcpDepthDefault;
-  // A lane with pieces in flight that is silent for this long, and whose peer's kernel does not answer a bare TCP
-  // connection meanwhile, is broken.
+  // A lane with pieces in flight that is silent for this long is broken, unless the peer's kernel answers a bare TCP
+  // connection meanwhile and acknowledges what was sent over the lane.
   uint32_t silence_ms = kSilenceMsDefault;
 };
 
