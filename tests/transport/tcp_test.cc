@@ -17,6 +17,7 @@
 #include <random>
 
 #include "tests/transport/rig.h"
+#include "transport/front/checks.h"
 #include "transport/peer_probe.h"
 #include "transport/tcp/codec.h"
 #include "transport/tcp/tcp_transport.h"
@@ -68,12 +69,15 @@ class TcpTest : public testing::Test {
     }
     template <typename T>
     bool Read(T* value) {
+      return ReadBytes(value, sizeof(T));
+    }
+    bool ReadBytes(void* bytes, size_t length) {
       size_t got = 0;
       return test_->Drive([&] {
-        const ssize_t count = recv(fd_, reinterpret_cast<char*>(value) + got, sizeof(T) - got, MSG_DONTWAIT);
+        const ssize_t count = recv(fd_, static_cast<char*>(bytes) + got, length - got, MSG_DONTWAIT);
         if (count > 0) got += static_cast<size_t>(count);
-        return got == sizeof(T) || count == 0;
-      }) && got == sizeof(T);
+        return got == length || count == 0;
+      }) && got == length;
     }
     // Sends this hello and checks the answer.
     bool Enter(const Hello& hello) {
@@ -103,7 +107,7 @@ class TcpTest : public testing::Test {
     EXPECT_TRUE(Decode(transport_->ExportRegion(region_), &key).ok());
     key_ = key.key;
   }
-  bool Drive(const std::function<bool()>& done, uint64_t limit_ms = 10'000) {
+  bool Drive(const std::function<bool()>& done, uint64_t limit_ms = 20'000) {
     return PollUntil(nullptr, {transport_.get()}, &done_, done, limit_ms);
   }
   static int Socket(int flags = 0) { return socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | flags, 0); }
@@ -197,11 +201,55 @@ TEST_F(TcpTest, RandomBytesEndTheirConnectionOnly) {
   EXPECT_EQ(member.Answer().code, 0u);
 }
 
+// Requests of random fields, most of them valid. Each is answered as it should be, or ends its connection.
+TEST_F(TcpTest, AMembersGarbageEndsItsConnectionOnly) {
+  Raw other(this);
+  ASSERT_TRUE(other.Enter(Valid()));
+  std::mt19937_64 random(2);
+  const auto one_in = [&random](uint64_t n) { return random() % n == 0; };
+  std::unique_ptr<Raw> raw;
+  for (int i = 0; i < 100'000; i++) {
+    if (raw == nullptr) {
+      raw = std::make_unique<Raw>(this);
+      ASSERT_TRUE(raw->Enter(Valid(kInitiator, 1)));
+    }
+    Request request = Put(random() % (2 * kLength), 1 + random() % 16);
+    request.op = 1 + static_cast<uint32_t>(random() % 2);
+    request.id = random();
+    if (one_in(10)) request.offset = random();
+    if (one_in(10)) request.key = random();
+    if (one_in(1'000)) request.op = static_cast<uint32_t>(random());
+    if (one_in(1'000)) request.flags = static_cast<uint32_t>(random());
+    if (one_in(1'000)) request.length = random();
+    const bool put = request.op == static_cast<uint32_t>(Op::kPut);
+    const struct {
+      Request request;
+      std::array<char, 16> payload{};
+    } frame{request};
+    raw->Send(frame, sizeof request + (put ? std::min<uint64_t>(request.length, 16) : 0));
+    if (!tcp::Valid(request, kTcpOperationBytesDefault)) {
+      ASSERT_TRUE(raw->Closed()) << i;
+      raw.reset();
+      continue;
+    }
+    const bool allowed = request.key == key_ && front::InRange(request.offset, request.length, kLength);
+    const Reply reply = raw->Answer();
+    ASSERT_EQ(reply.id, request.id) << i;
+    ASSERT_EQ(reply.code, static_cast<uint32_t>(allowed ? ReplyCode::kOk : ReplyCode::kRefused)) << i;
+    ASSERT_EQ(reply.length, allowed && !put ? request.length : 0) << i;
+    std::array<char, 16> bytes;
+    ASSERT_TRUE(raw->ReadBytes(&bytes, reply.length)) << i;
+  }
+  other.Send(Put(0, 1));
+  other.Send('x');
+  EXPECT_EQ(other.Answer().code, 0u);
+}
+
 TEST_F(TcpTest, AHalfHelloIsNotWaitedForLong) {
   Raw silent(this), half(this);
   half.Send(Valid(), sizeof(Hello) / 2);
-  EXPECT_TRUE(half.Closed());
-  EXPECT_TRUE(silent.Closed());
+  EXPECT_TRUE(half.Closed(4'000));
+  EXPECT_TRUE(silent.Closed(4'000));
 }
 
 // All of this happens before the transport's first turn.
