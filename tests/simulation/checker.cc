@@ -473,8 +473,14 @@ bool Checker::Dead(const StepId& step) const {
 
 bool Checker::Superseded(const StepId& step) const {
   return (!committed_.empty() && committed_.rbegin()->first > step) ||
-         (!restores_.empty() && restores_.rbegin()->first > step.incarnation) || Dead(step) ||
-         drops_asked_.contains(step);
+         FollowedByIncarnation(step.incarnation) || Dead(step) || drops_asked_.contains(step);
+}
+
+bool Checker::FollowedByIncarnation(Incarnation incarnation) const {
+  const auto own = restores_.find(incarnation);
+  const TimeUs began = own == restores_.end() ? 0 : own->second.asked_at;
+  return std::any_of(restores_.upper_bound(incarnation), restores_.end(),
+                     [&](const auto& later) { return later.second.asked_at >= began; });
 }
 
 std::vector<StepId> Checker::KeptSteps() const {

@@ -298,6 +298,9 @@ class Checker {
   bool SaidToBeCommittedBeyond(const Host& host, const StepId& step) const;
   // No longer needed: dead, to be dropped, of a former incarnation, or older than a committed step.
   bool Superseded(const StepId& step) const;
+  // Whether a greater incarnation began after this one. A greater one that began before it is unknown to all: two
+  // coordinators gave out both, and the memory that knew of it is lost.
+  bool FollowedByIncarnation(Incarnation incarnation) const;
   const Shard* Find(const ShardId& id) const;
   uint32_t WorldOf(const StepId& step) const;
   size_t GoodCopies(const Shard& shard) const;

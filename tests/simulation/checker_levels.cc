@@ -160,8 +160,7 @@ bool Checker::MustEnd(const OpenWait& wait) const {
   // Any wait may, if bits have flipped in the last copies.
   if ((wait.level <= Level::kReplicated || Complete(step)) && Producible(step)) return true;
   const bool newer_committed = !committed_.empty() && committed_.rbegin()->first > step;
-  const bool newer_incarnation = !restores_.empty() && restores_.rbegin()->first > step.incarnation;
-  return newer_committed || newer_incarnation;
+  return newer_committed || FollowedByIncarnation(step.incarnation);
 }
 
 bool Checker::Complete(const StepId& step) const {
