@@ -381,7 +381,9 @@ void Cluster::OnView(size_t index, NodeId instance, const View& view) {
   for (const Member& member : host.view.members)
     if (!view.Contains(member.id)) departed.push_back(member.id);
   host.view = view;
-  for (const StepId& step : std::exchange(host.knows_early, {})) host.knows.Add(step);
+  // A message of an epoch that was passed over is stale.
+  for (const StepId& step : host.knows_early[view.epoch]) host.knows.Add(step);
+  host.knows_early.erase(host.knows_early.begin(), host.knows_early.upper_bound(view.epoch));
   Trace("host %zu view epoch %" PRIu64 " leader %" PRIx64 " members %zu", index, view.epoch, view.leader,
         view.members.size());
   // The daemon disconnects departed peers before its engine sees the new view.

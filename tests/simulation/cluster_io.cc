@@ -133,7 +133,7 @@ void Cluster::DeliverMessage(size_t to, NodeId from, NodeId instance, Epoch epoc
   const Host* sender = taker == instance ? FindInstance(from) : nullptr;
   if (sender != nullptr && TellsCommits(*envelope)) {
     if (epoch > target.engine->view().epoch) {
-      target.knows_early.insert(sender->knows.steps().begin(), sender->knows.steps().end());
+      target.knows_early[epoch].insert(sender->knows.steps().begin(), sender->knows.steps().end());
     } else if (sender != &target) {
       target.knows.Hear(sender->knows);
     }

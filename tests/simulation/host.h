@@ -140,8 +140,8 @@ struct Host {
   uint64_t memory_generation = 0;  // grows each time the memory is lost
   // Steps told COMMITTED in a view of which this memory was a member, and those that such memory has told it of since.
   KnownCommits knows;
-  std::set<StepId> knows_early;  // the same of messages that wait for a view
-  bool table_damaged = false;    // bits of the arena's tables have flipped
+  std::map<Epoch, std::set<StepId>> knows_early;  // the same of messages that wait for the view of an epoch
+  bool table_damaged = false;                     // bits of the arena's tables have flipped
   std::unique_ptr<std::byte[], Release> memory;
   uint64_t memory_bytes = 0;
   uint64_t chunks_begin = 0;  // offset of chunk 0 in the memory
