@@ -263,12 +263,43 @@ void Coordinator::RegisterAgain(Record* record, ConnectionId connection, const R
     return Refuse(connection,
                   Error(Code::kInvalidArgument, "instance %016llx of node %s registered as another node",
                         Ull(record->member.id), record->member.name.c_str()));
+  if (const Status status = CheckFollowed(*record, registration); !status.ok()) {
+    Remove(record->member.id, status, "it came from a view of another coordinator without most members");
+    return Refuse(connection, status);
+  }
   record->attempt = registration.attempt;
   record->beat = std::max(record->beat, registration.beat);
   if (registration.seen != nullptr) record->seen = std::max(record->seen, registration.seen->view.epoch);
   Bind(record, connection);
   Learn(registration);
   if (ViewDue(*record)) SendView(record);
+}
+
+Status Coordinator::CheckFollowed(const Record& record, const Registration& registration) {
+  reported_ = std::max(reported_, registration.epoch_known);
+  const ViewStatePtr& seen = registration.seen;
+  if (record.ours == 0 || seen == nullptr || IsOurs(seen->view.epoch) || seen->view.epoch < record.ours)
+    return OkStatus();
+  const std::set<NodeId> followed = IdsOf(seen->view);
+  std::vector<NodeId> fenced;
+  size_t members = 0;
+  for (const auto& [id, other] : records_) {
+    if (other.joined == 0) continue;
+    ++members;
+    if (!followed.contains(id)) fenced.push_back(id);
+  }
+  if (2 * fenced.size() > members)
+    return Error(
+        Code::kStale,
+        "instance %016llx of node %s comes from view %llu of another coordinator, without %zu of the "
+        "%zu members here; it must come back as a new one",
+        Ull(record.member.id), record.member.name.c_str(), Ull(seen->view.epoch), fenced.size(), members);
+  for (const NodeId id : fenced)
+    Remove(id,
+           Error(Code::kStale, "instance %016llx of node %s was declared dead by another coordinator",
+                 Ull(id), records_.at(id).member.name.c_str()),
+           "another coordinator had declared it dead");
+  return OkStatus();
 }
 
 void Coordinator::Bind(Record* record, ConnectionId connection) {

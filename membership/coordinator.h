@@ -200,18 +200,18 @@ class Coordinator {
     TimeUs probe_next_at = 0;
     uint64_t nonce = 0;
     TimeUs view_sent_at = 0;
-    Epoch view_sent = 0;     // the last epoch sent on this connection
-    uint64_t beat = 0;       // of the last registration or heartbeat
-    Epoch seen = 0;          // the epoch that it reported last
-    Epoch reported = 0;      // the epoch of the view that it first registered with
+    Epoch view_sent = 0;  // the last epoch sent on this connection
+    uint64_t beat = 0;    // of the last registration or heartbeat
+    Epoch seen = 0;       // the epoch that it reported last
+    Epoch reported = 0;   // the epoch of the view that it first registered with
     // The view that it must have seen to get a lease: the first of this coordinator that contains it, or the one that
     // took the lead from it. 0: none yet.
     Epoch ours = 0;
-    TimeUs lease_from = 0;   // no lease is granted before this time
-    TimeUs lease_until = 0;  // the end of all granted leases; 0: none was granted
+    TimeUs lease_from = 0;       // no lease is granted before this time
+    TimeUs lease_until = 0;      // the end of all granted leases; 0: none was granted
     std::set<NodeId> unreached;  // as in its last heartbeat
     std::set<NodeId> reached;
-    JobSettings settings;    // of its registration
+    JobSettings settings;  // of its registration
     NamedSettings named;
     Protocols protocols;
   };
@@ -226,6 +226,9 @@ class Coordinator {
 
   void Register(ConnectionId connection, const Registration& registration);
   void RegisterAgain(Record* record, ConnectionId connection, const Registration& registration);
+  // A member here that followed another coordinator meanwhile has fenced the members here that its view lacks. One side
+  // must go, the smaller one: kStale if that is this member, else the others are removed.
+  Status CheckFollowed(const Record& record, const Registration& registration);
   // May take the job's settings from it.
   Status Check(const Registration& registration);
   static Protocols ProtocolsOf(uint32_t version, uint32_t oldest);
@@ -340,14 +343,15 @@ class Coordinator {
   static constexpr size_t kOwnRunsMax =
       64;  // the oldest are forgotten: no node reports a view as old as that
   std::map<Epoch, Epoch> own_;
-  bool changed_ = false;  // the members differ from view_, or the lead moves
-  NodeId leader_ = kNoNode;     // of the last view that was made
+  bool changed_ = false;     // the members differ from view_, or the lead moves
+  NodeId leader_ = kNoNode;  // of the last view that was made
   Epoch led_since_ = 0;
   NodeId successor_ = kNoNode;  // leads in the next view; kNoNode: the leader stays
   TimeUs move_from_ = 0;        // the lead does not move before
   bool judge_leader_ = false;   // what members reach has changed, or it is time to look again
-  std::map<NodeId, std::vector<NodeId>> check_;  // members that are asked, and whether they reach which others
-  std::set<std::pair<NodeId, NodeId>> apart_;    // as logged
+  std::map<NodeId, std::vector<NodeId>>
+      check_;                                  // members that are asked, and whether they reach which others
+  std::set<std::pair<NodeId, NodeId>> apart_;  // as logged
   const TimeUs started_at_;
   // The time when all leases of predecessors have expired. leases_open_ is set then; no lease is granted here before.
   TimeUs predecessor_until_;

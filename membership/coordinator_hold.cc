@@ -17,6 +17,8 @@
 //     that knew it.
 //   * An instance has left if it reports a view that is not newer than an earlier report and is not in that earlier
 //     one. If it reports a view of this coordinator and is no longer a member, it was removed here.
+//   * A member of the present view may come back with a newer view of another coordinator. It knew the others here, so
+//     it has fenced those that its view lacks: CheckFollowed().
 //   * Of two instances of a name, the one that has seen no view with itself is newer. The other one stays out.
 //
 // Readmitted instances join as the youngest members, if there are others, so the leader of the present view stays. This

@@ -96,7 +96,8 @@ std::vector<const Coordinator::Record*> Coordinator::Candidates(
 void Coordinator::Ask(NodeId member, const std::set<NodeId>& others) {
   std::vector<NodeId>& list = check_[member];
   for (const NodeId other : others)
-    if (other != member && list.size() < kReachMax && std::find(list.begin(), list.end(), other) == list.end())
+    if (other != member && list.size() < kReachMax &&
+        std::find(list.begin(), list.end(), other) == list.end())
       list.push_back(other);
 }
 
@@ -138,9 +139,8 @@ void Coordinator::ChooseLeader(const std::vector<const Record*>& members, Epoch 
       const auto found = apart.find(record->member.id);
       return std::pair(found == apart.end() ? size_t{0} : found->second.size(), record->joined);
     };
-    const auto best = std::min_element(members.begin(), members.end(), [&](const Record* a, const Record* b) {
-      return rank(a) < rank(b);
-    });
+    const auto best = std::min_element(members.begin(), members.end(),
+                                       [&](const Record* a, const Record* b) { return rank(a) < rank(b); });
     next = best == members.end() ? kNoNode : (*best)->member.id;
   }
   if (former != records_.end()) {

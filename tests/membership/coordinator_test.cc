@@ -362,6 +362,48 @@ TEST_F(CoordinatorTest, WhileItHoldsAgainItSendsNoView) {
   EXPECT_TRUE(coordinator_->view()->view.Contains(3));
 }
 
+// Two coordinators. A member here follows the other one, and fences the members that its views lack. If it came back as
+// the same instance, it and they would be members of one view and never exchange a byte.
+class CoordinatorRivalTest : public CoordinatorTest {
+ protected:
+  void SetUp() override {
+    StartTwo();
+    ASSERT_TRUE(Refused(From("c", 3)).ok());
+    Publish();
+    ASSERT_TRUE(coordinator_->view()->view.Contains(3));
+  }
+  // Node a, from a view of the other coordinator.
+  Registration Back(const std::vector<Member>& members) {
+    Registration back = From("a", 1);
+    back.attempt = 2;
+    back.seen = Reported(9000, members);
+    back.epoch_known = 9000;
+    return back;
+  }
+};
+
+TEST_F(CoordinatorRivalTest, AMemberThatFollowedAnotherCoordinatorAwayFromMostMustComeBackAsANewInstance) {
+  const Status status = Refused(Back({From("a", 1).member, From("x", 9).member}));
+  EXPECT_EQ(status.code(), Code::kStale);
+  EXPECT_THAT(status.message(), AllOf(HasSubstr("view 9000"), HasSubstr("without 2 of the 3")));
+  Publish();
+  EXPECT_FALSE(coordinator_->view()->view.Contains(1));
+  EXPECT_TRUE(coordinator_->view()->view.Contains(2));
+  EXPECT_TRUE(coordinator_->view()->view.Contains(3));
+  EXPECT_GT(coordinator_->view()->view.epoch, 9000u) << "nobody takes it for older than what node a has seen";
+  EXPECT_TRUE(Refused(From("a", 4)).ok());
+}
+
+TEST_F(CoordinatorRivalTest, AMemberThatMostFollowedAnotherCoordinatorWithoutIsOut) {
+  const ConnectionId third = connection_;
+  EXPECT_EQ(RefusedIn(Register(Back({From("a", 1).member, From("b", 2).member}))),
+            std::vector<ConnectionId>{third});
+  Publish();
+  EXPECT_TRUE(coordinator_->view()->view.Contains(1));
+  EXPECT_TRUE(coordinator_->view()->view.Contains(2));
+  EXPECT_FALSE(coordinator_->view()->view.Contains(3));
+}
+
 // After a network pause all nodes reconnect to the coordinator at once. To answer them within dead_after, a
 // reported view that it already knows must cost almost nothing.
 TEST_F(CoordinatorTest, AllNodesReconnectWithTheCurrentViewAndNothingChanges) {
