@@ -19,6 +19,7 @@ constexpr size_t kExpectBytesMin = 1 << 20;  // a smaller body is sent before "E
 // line a minute.
 constexpr std::chrono::minutes kTroubleInterval{1};
 constexpr int kRegionsMax = 2;  // a store may redirect in a circle
+constexpr size_t kRegionShownMax = 80;
 
 template <typename T>
 uint64_t TotalBytes(std::span<const T> ranges) {
@@ -186,7 +187,7 @@ bool Client::Sign(const S3Request& request, const std::string& path, const NameV
 
 void Client::SendOnce(const S3Request& request, const Attempts& attempts, Deadline deadline, Sent* sent) {
   sent->region = Region();
-  const std::string host = attempts.host.empty() ? config_.Host(sent->region) : attempts.host;
+  const std::string host = config_.Host(sent->region);
   const std::string path = config_.Path(request.key);
   HttpRequest http;
   http.method = request.method;
@@ -239,7 +240,14 @@ void Client::LearnError(const S3Request& request, const Attempts& attempts, Dead
   if (region.empty()) region = sent->error.region;
   const int status = sent->reply.status;
   const bool about_region = status == 301 || status == 307 || status == 400 || status == 403;
-  if (about_region && !region.empty() && region != sent->region) sent->other_region = region;
+  if (about_region && !region.empty() && region != sent->region) {
+    // Any text would reach the host name and the signature of the next request.
+    if (IsRegion(region))
+      sent->other_region = region;
+    else
+      sent->error.message += " (it names \"" + Line(region.substr(0, kRegionShownMax)) +
+                             "\" as the bucket's region, which is not a region's name)";
+  }
   if (request.method != "HEAD" || (status != 400 && status != 403) || !sent->other_region.empty()) return;
   S3Request probe = request;
   probe.method = "GET";

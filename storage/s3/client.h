@@ -100,7 +100,6 @@ class Client {
     int pauses = 0;  // since the last progress
     uint64_t received = 0;
     std::string etag;  // of the file that is being read
-    std::string host;  // asked instead, for this request only
     bool expect_refused = false;
   };
   struct Sent;  // one attempt

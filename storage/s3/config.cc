@@ -145,12 +145,16 @@ Status ChooseCaFile(const Url& url, const Environment& environment, Config* conf
   return OkStatus();
 }
 
-bool IsRegion(const std::string& region) {
-  return std::all_of(region.begin(), region.end(),
-                     [](unsigned char c) { return std::isalnum(c) || c == '-' || c == '_'; });
-}
-
 }  // namespace
+
+bool IsRegion(std::string_view region) {
+  constexpr size_t kBytesMax = 63;  // of a label of a host name
+  return !region.empty() && region.size() <= kBytesMax &&
+         std::all_of(region.begin(), region.end(), [](char c) {
+           return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
+                  c == '_';
+         });
+}
 
 Environment ProcessEnvironment() {
   Environment environment;
@@ -190,7 +194,8 @@ Result<Config> ReadConfig(const Url& url, const Environment& environment) {
   ROPETEAM_RETURN_IF_ERROR(ChooseEndpoint(url, environment, &config));
   ChooseRegion(url, environment, &config);
   if (!IsRegion(config.region))
-    return Error(Code::kInvalidArgument, "%s: %s is not a region's name", config.url.c_str(),
+    return Error(Code::kInvalidArgument,
+                 "%s: %.100s is not a region's name: 1 to 63 letters, digits, - and _", config.url.c_str(),
                  config.region.c_str());
   ROPETEAM_RETURN_IF_ERROR(ChooseCaFile(url, environment, &config));
 

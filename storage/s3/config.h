@@ -6,6 +6,7 @@
 #define ROPETEAM_STORAGE_S3_CONFIG_H_
 
 #include <string>
+#include <string_view>
 
 #include "core/base/status.h"
 #include "storage/s3/credentials.h"
@@ -48,6 +49,10 @@ struct Config {
   // What a file of the sink is called in the bucket.
   std::string Key(const std::string& name) const { return prefix.empty() ? name : prefix + "/" + name; }
 };
+
+// Whether the text can be the name of a region: 1 to 63 letters, digits, '-' and '_'. A region becomes a label of a host
+// name and a part of what is signed, and a reply of the store may name it.
+bool IsRegion(std::string_view region);
 
 // kInvalidArgument: no bucket, a parameter that is not known or has a value that is not, a CA file that cannot be read,
 // a profile that is not there. Makes no connection.

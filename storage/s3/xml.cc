@@ -54,6 +54,8 @@ std::string Decoded(const std::string& text, bool encoded) {
   return decoded;
 }
 
+}  // namespace
+
 std::string Line(const std::string& text) {
   constexpr size_t kBytesMax = 200;  // enough for a sentence; the rest of an HTML page does not help
   std::string line;
@@ -61,8 +63,6 @@ std::string Line(const std::string& text) {
     line.push_back(static_cast<unsigned char>(c) < 0x20 || c == 0x7f ? ' ' : c);
   return line;
 }
-
-}  // namespace
 
 ErrorReply ParseError(const std::string& body) {
   pugi::xml_document document;

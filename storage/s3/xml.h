@@ -25,6 +25,9 @@ struct ErrorReply {
 };
 ErrorReply ParseError(const std::string& body);
 
+// The text as one printable line of at most 200 bytes.
+std::string Line(const std::string& text);
+
 struct ListReply {
   struct File {
     std::string key;

@@ -268,7 +268,7 @@ TEST_F(CredentialsTest, BucketsOfChinaAndBucketsWithDots) {
 }
 
 TEST_F(CredentialsTest, UrlsThatAreRefused) {
-  const std::pair<const char*, const char*> bad[] = {
+  const std::pair<std::string, const char*> bad[] = {
       {"s3://", "names no bucket"},
       {"s3:///prefix", "names no bucket"},
       {"s3://user:pass@bucket/p", "3 to 222"},
@@ -277,6 +277,7 @@ TEST_F(CredentialsTest, UrlsThatAreRefused) {
       {"s3://bucket?region=", "empty"},
       {"s3://bucket?region=a%0d%0ab", "control"},
       {"s3://bucket?region=a/b", "not a region"},
+      {"s3://bucket?region=" + std::string(64, 'a'), "not a region"},
       {"s3://bucket?path_style=maybe", "true, false, auto"},
       {"s3://bucket?sse=DES", "AES256, aws:kms"},
       {"s3://bucket?sse_kms_key_id=k", "sse=aws:kms"},

@@ -390,6 +390,19 @@ TEST_F(FailuresTest, RedirectsInACircleEnd) {
   EXPECT_EQ(Put("file", "x").code(), Code::kIo);
 }
 
+TEST_F(FailuresTest, ARegionThatIsNoNameReachesNeitherHostNorSignature) {
+  Start();
+  for (const std::string& region : {std::string("evil.example/"), std::string("x@evil.example"),
+                                    std::string("a/b"), std::string(64, 'a')}) {
+    server_->Fault({{"kind", "redirect"}, {"region", region}});
+    const Status status = Put("file", "x");
+    EXPECT_EQ(status.code(), Code::kIo);
+    EXPECT_THAT(status.message(), HasSubstr("names \"" + region + "\" as the bucket's region"));
+    EXPECT_THAT(sink_->Describe(), HasSubstr("region us-east-1"));
+  }
+  EXPECT_EQ(Put("file", "x").ToString(), "ok");
+}
+
 TEST_F(FailuresTest, ARedirectToAnotherHostIsNotFollowed) {
   Start();
   server_->Fault({{"kind", "redirect"},
