@@ -174,13 +174,13 @@ class HfExport {
     if (files.size() > kFilesMax)
       return Error(Code::kInvalidArgument, "--max-shard-size %s makes %zu files, limit %zu",
                    FormatSize(options_.hf.shard_bytes_max).c_str(), files.size(), kFilesMax);
-    nlohmann::ordered_json weight_map = nlohmann::ordered_json::object();
+    nlohmann::ordered_json::object_t weight_map;  // its operator[] compares a name with all before it
     places_.resize(model_.tensors.size());
     for (size_t i = 0; i < files.size(); ++i) {
       char name[64] = "model.safetensors";
       if (files.size() > 1)
         std::snprintf(name, sizeof(name), "model-%05zu-of-%05zu.safetensors", i + 1, files.size());
-      for (const size_t tensor : files[i]) weight_map[model_.tensors[tensor].name] = name;
+      for (const size_t tensor : files[i]) weight_map.emplace_back(model_.tensors[tensor].name, name);
       ROPETEAM_RETURN_IF_ERROR(PlanFile(name, std::move(files[i]), directory));
     }
     file_count_ = files.size();

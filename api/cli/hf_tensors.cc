@@ -13,13 +13,15 @@
 namespace ropeteam::cli {
 namespace {
 
-// Ordered: an object's keys are in the order of the model's state.
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 constexpr uint64_t kIndexVersionMax = 2;
 // A rank that has several parts of one tensor saves them as NAME#0, NAME#1, …
 constexpr char kPartSign = '#';
 constexpr size_t kNamesToldMax = 10;
+// What ModelIndex::SourceOf() knows of a tensor, beside an index.
+constexpr size_t kUnknown = SIZE_MAX;
+constexpr size_t kOnTheWay = SIZE_MAX - 1;
 // Limits one part: an uneven dimension has a few runs, and a tensor has few such dimensions.
 constexpr uint64_t kBoxesMax = 1 << 20;
 
@@ -145,6 +147,35 @@ bool IsInside(const PartLayout& layout, const std::vector<uint64_t>& part,
   return true;
 }
 
+// Reads the names of an index's objects in their order. (nlohmann::ordered_json keeps the order, but compares each name
+// with all before it; so does its parser with a callback.)
+class ObjectNames final : public nlohmann::json_sax<Json> {
+ public:
+  std::vector<std::string> all;
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return ++depth_ > 0; }
+  bool end_object() override { return depth_-- > 0; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool key(string_t& name) override {
+    if (depth_ == 2 && of_objects_) all.push_back(name);
+    if (depth_ == 1) of_objects_ = name == "objects";
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
+
+ private:
+  int depth_ = 0;
+  bool of_objects_ = false;  // the last key of the index
+};
+
 // The bytes of a tensor; nullopt if no reader could open it.
 std::optional<uint64_t> BytesOf(const std::string& dtype, const std::vector<uint64_t>& shape) {
   uint64_t bytes = storage::SafetensorsItemBytes(dtype);
@@ -160,6 +191,10 @@ Status ModelIndex::Add(uint32_t rank, uint32_t world_size, std::string_view text
   if (text.empty()) return OkStatus();
   try {
     const Json index = Json::parse(text);
+    // In the order of the model's state, which Json does not keep.
+    ObjectNames names;
+    Json::sax_parse(text, &names);
+    const Json& objects = index.at("objects");
     const auto version = index.at("version").get<uint64_t>();
     if (version == 0 || version > kIndexVersionMax)
       return Error(Code::kUnsupported,
@@ -173,9 +208,10 @@ Status ModelIndex::Add(uint32_t rank, uint32_t world_size, std::string_view text
           rank, world_size);
     const std::string prefix(kModelPrefix);
     std::set<std::string> values;  // of the model's state that are not tensors
-    for (const auto& [name, entry] : index.at("objects").items())
-      if (name.starts_with(prefix) && entry.at("kind") == "json") values.insert(name);
-    for (const auto& [name, entry] : index.at("objects").items()) {
+    for (const std::string& name : names.all)
+      if (name.starts_with(prefix) && objects.at(name).at("kind") == "json") values.insert(name);
+    for (const std::string& name : names.all) {
+      const Json& entry = objects.at(name);
       if (!name.starts_with(prefix) || entry.at("kind") != "tensor") continue;
       // Skips the parts of a value that is not a tensor: they are below its name.
       const size_t slash = name.find('/', prefix.size());
@@ -193,7 +229,7 @@ Status ModelIndex::Add(uint32_t rank, uint32_t world_size, std::string_view text
     }
     for (const std::string& name : values) {
       const std::string inner = name.substr(prefix.size());
-      if (std::find(values_.begin(), values_.end(), inner) == values_.end()) values_.push_back(inner);
+      if (known_values_.insert(inner).second) values_.push_back(inner);
     }
   } catch (const nlohmann::json::exception& error) {
     return Error(Code::kCorrupt, "the index of rank %u: %s", rank, error.what());
@@ -228,6 +264,7 @@ Status ModelIndex::AddTensor(uint32_t rank, const std::string& object, std::stri
 std::string ModelIndex::ModelNames() const {
   std::vector<std::string> names;
   for (const Tensor& tensor : tensors_) {
+    if (names.size() > kNamesToldMax) break;
     std::string first = tensor.full.name.substr(0, tensor.full.name.find('.'));
     if (std::find(names.begin(), names.end(), first) == names.end()) names.push_back(std::move(first));
   }
@@ -236,30 +273,46 @@ std::string ModelIndex::ModelNames() const {
   return names.size() > kNamesToldMax ? text + ", …" : text;
 }
 
+Result<size_t> ModelIndex::SourceOf(size_t i, std::vector<size_t>* sources) const {
+  std::vector<size_t> way;
+  size_t source = i;
+  while ((*sources)[source] == kUnknown && !tensors_[source].tied_to.empty()) {
+    (*sources)[source] = kOnTheWay;
+    way.push_back(source);
+    const auto found = by_name_.find(tensors_[source].tied_to);
+    if (found == by_name_.end())
+      return Error(Code::kNotFound, "%s has the memory of %s, which no rank saved",
+                   tensors_[i].full.name.c_str(), tensors_[source].tied_to.c_str());
+    source = found->second;
+  }
+  if ((*sources)[source] == kOnTheWay)
+    return Error(Code::kCorrupt, "%s has the memory of %s, which has that of another, and so on in a circle",
+                 tensors_[i].full.name.c_str(), tensors_[i].tied_to.c_str());
+  if ((*sources)[source] != kUnknown) source = (*sources)[source];
+  (*sources)[source] = source;
+  for (const size_t passed : way) (*sources)[passed] = source;
+  return source;
+}
+
 Result<ModelTensors> ModelIndex::Take(const std::string& model) {
   const std::string prefix = model.empty() ? "" : model + ".";
   ModelTensors taken;
   std::unordered_map<size_t, std::string>
       names;  // by the index of the tensor that has the bytes: the name under which it is written
+  std::vector<size_t> sources(tensors_.size(), kUnknown);
   bool any = false;
-  for (Tensor& tensor : tensors_) {
+  for (const Tensor& tensor : tensors_) {
     if (!tensor.full.name.starts_with(prefix)) continue;
     any = true;
     const std::string name = tensor.full.name.substr(prefix.size());
-    size_t source = by_name_.at(tensor.full.name);
-    for (size_t i = 0; !tensors_[source].tied_to.empty() && i < tensors_.size(); ++i) {
-      const auto found = by_name_.find(tensors_[source].tied_to);
-      if (found == by_name_.end())
-        return Error(Code::kNotFound, "%s has the memory of %s, which no rank saved", name.c_str(),
-                     tensors_[source].tied_to.c_str());
-      source = found->second;
-    }
-    const auto [other, fresh] = names.try_emplace(source, name);
+    const Result<size_t> source = SourceOf(by_name_.at(tensor.full.name), &sources);
+    if (!source.ok()) return source.status();
+    const auto [other, fresh] = names.try_emplace(*source, name);
     if (!fresh) {
       taken.tied.emplace_back(name, other->second);
       continue;
     }
-    FullTensor full = tensors_[source].full;
+    FullTensor full = tensors_[*source].full;
     full.name = name;
     std::vector<Box> left = BoxesOf(Whole(full.shape));
     std::erase_if(full.parts, [&](const TensorPart& part) { return !Cover(part.layout, &left); });

@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -57,7 +58,8 @@ class ModelIndex {
   Status Add(uint32_t rank, uint32_t world_size, std::string_view index);
 
   // The tensors of the model that was saved as `model`; empty: all. Their names are without that of the model.
-  // kNotFound: there is no such model, or a part of a tensor, which is named, was saved by no rank.
+  // kNotFound: there is no such model, or a part of a tensor, which is named, was saved by no rank. kCorrupt: tensors are
+  // tied in a circle. Takes linear time, whatever is tied to what.
   Result<ModelTensors> Take(const std::string& model);
 
  private:
@@ -69,10 +71,14 @@ class ModelIndex {
   Status AddTensor(uint32_t rank, const std::string& object, std::string dtype, std::vector<uint64_t> shape,
                    PartLayout layout, const std::string* at);
   std::string ModelNames() const;
+  // Index of the tensor whose bytes tensor `i` has. `sources` has it for all tensors that were asked for and for those
+  // on their ways, and starts as tensors_.size() values of kUnknown.
+  Result<size_t> SourceOf(size_t i, std::vector<size_t>* sources) const;
 
   std::vector<Tensor> tensors_;                      // in the order in which they were told
   std::unordered_map<std::string, size_t> by_name_;  // in tensors_
   std::vector<std::string> values_;                  // no tensors
+  std::unordered_set<std::string> known_values_;     // the same
 };
 
 // Where the bytes of one part lie in its tensor.

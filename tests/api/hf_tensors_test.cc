@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <random>
 
@@ -89,6 +91,44 @@ TEST(ModelIndex, PartsOfAllRanksCoverATensorAndReplicasCountOnce) {
   ASSERT_EQ(model->tensors[1].parts.size(), 1u) << "each rank has its own, and the lowest one's is taken";
   EXPECT_EQ(model->tensors[1].parts[0].rank, 0u);
   EXPECT_EQ(model->tied, (std::vector<std::pair<std::string, std::string>>{{"c", "b"}}));
+}
+
+// An index may come from anybody who writes to the storage. Whatever compares each name with all others, or walks the
+// chain from each tensor, takes a hundred times as long as the yardstick, which parses the index.
+TEST(ModelIndex, ALongChainOfTiesTakesNoLongerThanItsIndex) {
+  using Clock = std::chrono::steady_clock;
+  constexpr int kTensors = 30'000;
+  std::string objects;
+  for (int i = 0; i + 1 < kTensors; ++i)
+    objects += Entry("model/t" + std::to_string(i),
+                     R"("shape": [1], "at": [0, "model/t)" + std::to_string(i + 1) + R"("])") +
+               ", ";
+  objects += Entry("model/t" + std::to_string(kTensors - 1), R"("shape": [1])");
+  const auto begin = Clock::now();
+  ASSERT_TRUE(nlohmann::json::parse(Index(objects)).is_object());
+  const auto parsed = Clock::now();
+  ModelIndex index;
+  ASSERT_TRUE(AddAll(&index, {objects}).ok());
+  const Result<ModelTensors> model = index.Take("");
+  const auto taken = Clock::now();
+  ASSERT_TRUE(model.ok()) << model.status().message();
+  ASSERT_EQ(model->tensors.size(), 1u);
+  EXPECT_EQ(model->tensors[0].name, "t0");
+  EXPECT_EQ(model->tied.size(), kTensors - 1u);
+  EXPECT_EQ(model->tied.back().second, "t0");
+  EXPECT_LT((taken - parsed).count(), 20 * (parsed - begin).count());
+}
+
+TEST(ModelIndex, ACircleOfTiesIsRefused) {
+  const auto tied = [](const std::string& name, const std::string& to) {
+    return Entry("model/" + name, R"("shape": [1], "at": [0, "model/)" + to + R"("])");
+  };
+  ModelIndex index;
+  ASSERT_TRUE(AddAll(&index, {tied("in", "a") + ", " + tied("a", "b") + ", " + tied("b", "a")}).ok());
+  const Result<ModelTensors> model = index.Take("");
+  EXPECT_EQ(model.status().code(), Code::kCorrupt);
+  EXPECT_NE(model.status().message().find("in has the memory of a"), std::string::npos)
+      << model.status().message();
 }
 
 TEST(ModelIndex, AHoleIsNamed) {
