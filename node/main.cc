@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
   ropeteam::Options options;
   std::string print;
   const ropeteam::Status parsed =
-      ropeteam::ParseOptions(argc, argv, ropeteam::TakeJobKeyVariable(), &options, &print);
+      ropeteam::ParseOptions(argc, argv, ropeteam::TakeSecrets(), &options, &print);
   if (!parsed.ok()) {
     std::fprintf(stderr, "ropeteamd: %s\n", parsed.message().c_str());
     return 2;

@@ -391,7 +391,7 @@ Status CheckCoordinator(const char* flag, const std::string& address) {
   return OkStatus();
 }
 
-Status CheckEtcd(const Texts& t, Options* o) {
+Status CheckEtcd(const Texts& t, const std::string& password, Options* o) {
   const bool files = !(t.etcd_ca + t.etcd_cert + t.etcd_key).empty();
   if (t.membership == "standalone") {
     if (!files && t.etcd_password_file.empty()) return OkStatus();
@@ -412,6 +412,10 @@ Status CheckEtcd(const Texts& t, Options* o) {
   etcd->key = t.etcd_key;
   if (etcd->cert.empty() != etcd->key.empty())
     return Error(Code::kInvalidArgument, "--etcd-cert and --etcd-key go together");
+  if (!etcd->key.empty()) {
+    const Result<std::string> key = ReadSecretFile(etcd->key, "--etcd-key " + etcd->key, kTlsFileBytesMax);
+    if (!key.ok()) return Error(Code::kInvalidArgument, "%s", key.status().message().c_str());
+  }
   for (const std::string& path : {etcd->ca, etcd->cert, etcd->key}) {
     if (path.empty()) continue;
     std::ifstream file(path);
@@ -425,8 +429,8 @@ Status CheckEtcd(const Texts& t, Options* o) {
         ReadSecretFile(t.etcd_password_file, "--etcd-password-file " + t.etcd_password_file);
     if (!text.ok()) return Error(Code::kInvalidArgument, "%s", text.status().message().c_str());
     etcd->password = text->substr(0, text->find_first_of("\r\n"));
-  } else if (const char* variable = std::getenv("ROPETEAM_ETCD_PASSWORD"); variable != nullptr) {
-    etcd->password = variable;
+  } else {
+    etcd->password = password;
   }
   if (etcd->user.empty() && !t.etcd_password_file.empty())
     return Error(Code::kInvalidArgument, "--etcd-password-file without a user: --membership etcd://USER@…");
@@ -438,14 +442,14 @@ Status CheckEtcd(const Texts& t, Options* o) {
   return OkStatus();
 }
 
-Status CheckNetwork(const Texts& t, Options* o) {
+Status CheckNetwork(const Texts& t, const Secrets& secrets, Options* o) {
   ROPETEAM_RETURN_IF_ERROR(CheckListenAddress("--listen", t.listen));
   o->listen = t.listen;
   ROPETEAM_RETURN_IF_ERROR(Count("--control-port", t.control_port, 0, UINT16_MAX, &o->control_port));
   ROPETEAM_RETURN_IF_ERROR(Count("--data-port", t.data_port, 0, UINT16_MAX, &o->data_port));
   ROPETEAM_RETURN_IF_ERROR(CheckFabric(t, o));
   ROPETEAM_RETURN_IF_ERROR(CheckMetrics(t, o));
-  ROPETEAM_RETURN_IF_ERROR(CheckEtcd(t, o));
+  ROPETEAM_RETURN_IF_ERROR(CheckEtcd(t, secrets.etcd_password, o));
   if (o->etcd) return OkStatus();
   if (t.embed && t.no_embed)
     return Error(Code::kInvalidArgument, "--embed-coordinator and --no-embed-coordinator exclude each other");
@@ -632,7 +636,7 @@ std::string JoinHostPort(const std::string& host, uint16_t port) {
   return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
 }
 
-Status ParseOptions(int argc, const char* const* argv, const std::string& job_key, Options* options,
+Status ParseOptions(int argc, const char* const* argv, const Secrets& secrets, Options* options,
                     std::string* print) {
   Texts texts;
   CLI::App app(
@@ -685,11 +689,11 @@ Status ParseOptions(int argc, const char* const* argv, const std::string& job_ke
                   app.count("--wait-for-missing") != 0};
   ROPETEAM_RETURN_IF_ERROR(CheckNames(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckMemory(texts, &parsed));
-  ROPETEAM_RETURN_IF_ERROR(CheckNetwork(texts, &parsed));
+  ROPETEAM_RETURN_IF_ERROR(CheckNetwork(texts, secrets, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckRedundancy(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckTimes(texts, &parsed));
   ROPETEAM_RETURN_IF_ERROR(CheckStorage(texts, &parsed));
-  ROPETEAM_RETURN_IF_ERROR(CheckIdentity(texts, job_key, &parsed));
+  ROPETEAM_RETURN_IF_ERROR(CheckIdentity(texts, secrets.job_key, &parsed));
   *options = std::move(parsed);
   return OkStatus();
 }

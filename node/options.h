@@ -16,6 +16,7 @@
 #include "core/base/status.h"
 #include "core/base/view.h"
 #include "core/shard/extent.h"
+#include "membership/credentials/secrets.h"
 #include "membership/credentials/tls_files.h"
 #include "membership/etcd/etcd.h"
 #include "membership/messages.h"
@@ -109,10 +110,9 @@ struct Options {
   std::string log_file;  // empty: stderr
 };
 
-// Parses and checks the options, and reads the job key. `job_key` is the text of ROPETEAM_JOB_KEY; empty if it is not
-// set. If `print` is not empty after kOk, the caller prints it and exits with 0 (--help, --version). kInvalidArgument:
+// Parses and checks the options, and reads the job key. If `print` is not empty after kOk, the caller prints it and exits with 0 (--help, --version). kInvalidArgument:
 // one line with the flag, the value and the limit.
-Status ParseOptions(int argc, const char* const* argv, const std::string& job_key, Options* options,
+Status ParseOptions(int argc, const char* const* argv, const Secrets& secrets, Options* options,
                     std::string* print);
 
 // Whether other hosts can reach the addresses on which these options listen: --listen or the coordinator's host is not

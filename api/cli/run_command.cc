@@ -277,6 +277,7 @@ int PrintHelp(const RunOptions& options) {
 }  // namespace
 
 int RunCommand(const std::vector<std::string>& arguments) {
+  const Secrets secrets = TakeSecrets();
   Result<RunOptions> options = ParseRunOptions(arguments);
   if (!options.ok()) {
     std::fprintf(stderr, "ropeteam run: %s\n", options.status().message().c_str());
@@ -321,7 +322,9 @@ int RunCommand(const std::vector<std::string>& arguments) {
   }
   if (!options->quiet) PrintSettings(*options, *settings);
 
-  Supervisor supervisor(MakeConfig(*options, *settings, *flags, daemon));
+  Supervisor::Config config = MakeConfig(*options, *settings, *flags, daemon);
+  config.secrets = secrets;
+  Supervisor supervisor(std::move(config));
   const Status started = supervisor.StartDaemon();
   if (!started.ok()) {
     std::fprintf(stderr, "ropeteam run: %s\n", started.message().c_str());

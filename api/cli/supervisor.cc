@@ -101,6 +101,7 @@ Status Supervisor::SpawnDaemon(const std::vector<std::string>& program) {
     dup2(null, STDIN_FILENO);
     dup2(null, STDOUT_FILENO);
     fcntl(writer.get(), F_SETFD, 0);
+    GiveSecrets(config_.secrets);
     execv(argv[0], argv.data());
     std::fprintf(stderr, "ropeteam run: %s: %s\n", argv[0], std::strerror(errno));
     _exit(127);
@@ -270,7 +271,6 @@ int Supervisor::RunCommand(const std::map<std::string, std::string>& environment
   if (child == 0) {
     DieWithParent(self);
     sigprocmask(SIG_SETMASK, &original_, nullptr);
-    unsetenv("ROPETEAM_JOB_KEY");  // only for the daemon: experiment trackers upload their environment
     execvp(argv[0], argv.data());
     const int error = errno;
     std::fprintf(stderr, "ropeteam run: %s: %s\n", argv[0], std::strerror(error));

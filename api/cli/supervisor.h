@@ -21,6 +21,7 @@
 #include "api/cli/storage_progress.h"
 #include "api/client/unique_fd.h"
 #include "core/base/status.h"
+#include "membership/credentials/secrets.h"
 
 namespace ropeteam::cli {
 
@@ -30,6 +31,7 @@ class Supervisor {
     std::vector<std::string> daemon;   // program and arguments, without --ready-fd
     std::vector<std::string> restart;  // the same for restarts of the daemon
     std::vector<std::string> command;
+    Secrets secrets;  // in the daemon's environment, and in no other one
     uint32_t ready_timeout_s = 0;
     uint32_t hang_timeout_s = 0;  // a daemon that has hung for so long is killed, and started again; 0: never
     bool quiet = false;           // no progress of the start

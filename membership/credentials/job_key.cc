@@ -26,7 +26,6 @@ namespace ropeteam {
 namespace {
 
 constexpr char kSalt[] = "ropeteam job key 1";
-constexpr char kVariable[] = "ROPETEAM_JOB_KEY";
 constexpr size_t kDigits = 2 * kJobKeyBytes;
 constexpr mode_t kOthersReadGroupWrites = 0027;
 // Any node's clock is inside this interval: the key decides which nodes are admitted, not the date.
@@ -61,8 +60,8 @@ Status CryptoError(const char* what) {
 }
 
 // Reads the whole of a small open file. Closes nothing.
-Result<std::string> ReadSmall(int fd, const std::string& source) {
-  std::string text(kSecretFileBytesMax + 1, '\0');
+Result<std::string> ReadSmall(int fd, const std::string& source, size_t bytes_max) {
+  std::string text(bytes_max + 1, '\0');
   size_t length = 0;
   while (length < text.size()) {
     const ssize_t count = read(fd, text.data() + length, text.size() - length);
@@ -71,14 +70,14 @@ Result<std::string> ReadSmall(int fd, const std::string& source) {
     if (count == 0) break;
     length += static_cast<size_t>(count);
   }
-  if (length > kSecretFileBytesMax)
-    return Error(Code::kInvalidArgument, "%s has more than %zu bytes", source.c_str(), kSecretFileBytesMax);
+  if (length > bytes_max)
+    return Error(Code::kInvalidArgument, "%s has more than %zu bytes", source.c_str(), bytes_max);
   text.resize(length);
   return text;
 }
 
 Result<std::string> ReadSecret(const std::string& path, const std::string& source, int flags,
-                               mode_t forbidden) {
+                               mode_t forbidden, size_t bytes_max) {
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | flags);
   if (fd < 0)
     return errno == ENOENT ? Error(Code::kNotFound, "%s: no such file", source.c_str())
@@ -95,7 +94,7 @@ Result<std::string> ReadSecret(const std::string& path, const std::string& sourc
       text = Error(Code::kInvalidArgument, "%s may be read by others (mode %04o): chmod 600 %s",
                    source.c_str(), static_cast<unsigned>(info.st_mode & 07777), path.c_str());
     } else {
-      text = ReadSmall(fd, source);
+      text = ReadSmall(fd, source, bytes_max);
     }
   }
   close(fd);
@@ -104,7 +103,7 @@ Result<std::string> ReadSecret(const std::string& path, const std::string& sourc
 
 Result<std::vector<JobKey>> ReadKeys(const std::string& path, const std::string& source, int flags,
                                      mode_t forbidden) {
-  Result<std::string> text = ReadSecret(path, source, flags, forbidden);
+  Result<std::string> text = ReadSecret(path, source, flags, forbidden, kSecretFileBytesMax);
   if (!text.ok()) return text.status();
   Result<std::vector<JobKey>> keys = ParseJobKeys(*text, source);
   OPENSSL_cleanse(text->data(), text->size());
@@ -229,8 +228,8 @@ Result<std::vector<JobKey>> ParseJobKeys(std::string_view text, const std::strin
   return keys;
 }
 
-Result<std::string> ReadSecretFile(const std::string& path, const std::string& source) {
-  return ReadSecret(path, source, 0, kOthersReadGroupWrites);
+Result<std::string> ReadSecretFile(const std::string& path, const std::string& source, size_t bytes_max) {
+  return ReadSecret(path, source, 0, kOthersReadGroupWrites, bytes_max);
 }
 
 Result<std::vector<JobKey>> ReadJobKeyFile(const std::string& path, const std::string& source) {
@@ -257,15 +256,6 @@ Result<std::vector<JobKey>> ReadOrMakeJobKeyFile(const std::string& path) {
   if (!written) return ErrnoError(write_error, "write %s", temporary.c_str());
   if (link_error != 0 && link_error != EEXIST) return ErrnoError(link_error, "make %s", path.c_str());
   return ReadKeys(path, path, O_NOFOLLOW, 0077);
-}
-
-std::string TakeJobKeyVariable() {
-  char* value = std::getenv(kVariable);
-  if (value == nullptr) return "";
-  const std::string text = value;
-  OPENSSL_cleanse(value, text.size());  // the bytes that /proc/PID/environ shows
-  unsetenv(kVariable);
-  return text;
 }
 
 std::string HkdfSha256(std::string_view salt, std::string_view key, std::string_view info, size_t bytes) {

@@ -45,17 +45,16 @@ struct JobKey {
 // One or two keys of 64 hexadecimal digits, separated by white space. The first is this node's identity, all are
 // trusted. `source` names the origin of the text in messages. kInvalidArgument.
 Result<std::vector<JobKey>> ParseJobKeys(std::string_view text, const std::string& source);
-// The text of a file that only its owner may write and only owner and group may read. kInvalidArgument, kIo, kNotFound.
-Result<std::string> ReadSecretFile(const std::string& path, const std::string& source);
+// The text of a file that only its owner may write and only owner and group may read. kInvalidArgument, also if it has
+// more than `bytes_max`; kIo, kNotFound.
+Result<std::string> ReadSecretFile(const std::string& path, const std::string& source,
+                                   size_t bytes_max = kSecretFileBytesMax);
 // ParseJobKeys() of such a file.
 Result<std::vector<JobKey>> ReadJobKeyFile(const std::string& path, const std::string& source);
 // For the nodes of one user on one machine: reads `path`, a file that only this user may access, and creates it (mode
 // 0600) if it is missing. If two processes create it at once, one wins, and both read the same key. The directory must
 // exist, and only this user may access it. kInvalidArgument, kIo.
 Result<std::vector<JobKey>> ReadOrMakeJobKeyFile(const std::string& path);
-// Returns the value of ROPETEAM_JOB_KEY, overwrites it where /proc shows it, and unsets the variable. Call it before
-// other threads run.
-std::string TakeJobKeyVariable();
 
 // HKDF with SHA-256, extract and expand (RFC 5869); at most 255 * 32 bytes.
 std::string HkdfSha256(std::string_view salt, std::string_view key, std::string_view info, size_t bytes);

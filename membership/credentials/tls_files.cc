@@ -94,7 +94,8 @@ Status CheckPurpose(const TlsFiles& files, const Certificates& chain, const Cert
 Result<CheckedTls> ReadTlsFiles(const TlsFiles& files) {
   Result<std::string> certificate = ReadFile("--tls-cert", files.certificate);
   if (!certificate.ok()) return certificate.status();
-  Result<std::string> private_key = ReadFile("--tls-key", files.private_key);
+  Result<std::string> private_key =
+      ReadSecretFile(files.private_key, "--tls-key " + files.private_key, kTlsFileBytesMax);
   if (!private_key.ok()) return private_key.status();
   Result<std::string> root_text = ReadFile("--tls-ca", files.roots);
   if (!root_text.ok()) return root_text.status();

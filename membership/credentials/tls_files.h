@@ -19,7 +19,7 @@ inline constexpr size_t kTlsFileBytesMax = 1 << 20;
 // The paths that --tls-cert, --tls-key and --tls-ca name.
 struct TlsFiles {
   std::string certificate;  // the node's own first, then those between it and the root
-  std::string private_key;  // without a passphrase
+  std::string private_key;  // without a passphrase; others than owner and group must not read it
   std::string roots;
 };
 
@@ -31,7 +31,7 @@ struct CheckedTls {
 };
 // Returns the files' contents if they can serve as client and server: the key belongs to the certificate, the
 // certificate comes from the roots, is valid now and may be used for both. Otherwise the message has the failed check
-// and the options' names. kInvalidArgument, kIo.
+// and the options' names. kInvalidArgument, kIo, kNotFound.
 Result<CheckedTls> ReadTlsFiles(const TlsFiles& files);
 
 }  // namespace ropeteam

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
-from harness import ROPETEAM, ROPETEAMD, VIEW, WAIT_S, Cluster, environment, wait_until
+from harness import ROPETEAM, ROPETEAMD, VIEW, WAIT_S, Cluster, environment, free_port, wait_until
 
 KEY = "5a" * 32
 OTHER_KEY = "a5" * 32
@@ -104,20 +104,65 @@ def test_no_port_speaks_to_who_comes_in_clear(cluster):
             assert not said or said[0] == TLS_ALERT, (address, said)
 
 
-def test_the_key_is_shown_to_nobody(run_ropeteam):
-    # COMMAND checks its own environment and all child processes of `ropeteam run`.
-    script = """
-import os, pathlib, sys
-assert "ROPETEAM_JOB_KEY" not in os.environ
-for child in pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split():
+# Reads the environment with which each process of the job was started, as any process of this user can: `ropeteam run`,
+# the daemon, etcd and its keeper, and this COMMAND. The last one is the command of --notice, which wrote its own.
+READER = """
+import os, pathlib, sys, time
+notice = pathlib.Path(sys.argv[1])
+def family(pid):
+    yield pid
+    for children in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in children.read_text().split():
+            yield from family(int(child))
+def names():
+    return {pathlib.Path(f"/proc/{pid}/comm").read_text().strip() for pid in family(os.getppid())}
+until = time.monotonic() + 20
+while time.monotonic() < until and not (notice.exists() and {"etcd", "ropeteamd"} <= names()):
+    time.sleep(0.02)
+assert {"ropeteam", "ropeteamd", "etcd"} <= names(), names()
+secrets = b"5a" * 3, b"hunter2"
+for pid in family(os.getppid()):
     for file in ("cmdline", "environ"):
-        assert b"5a" * 3 not in pathlib.Path(f"/proc/{child}/{file}").read_bytes(), file
-print("children", len(pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split()))
+        text = pathlib.Path(f"/proc/{pid}/{file}").read_bytes()
+        assert not any(secret in text for secret in secrets), (pid, file, pathlib.Path(f"/proc/{pid}/comm").read_text())
+assert b"PATH=" in notice.read_bytes() and not any(secret in notice.read_bytes() for secret in secrets)
+assert not any("JOB_KEY" in name or "PASSWORD" in name for name in os.environ)
+print("nobody")
 """
-    done = run_ropeteam(sys.executable, "-c", script, ROPETEAM_JOB_KEY=KEY)
+
+
+def test_the_key_and_etcds_password_are_shown_to_nobody(run_ropeteam, tmp_path):
+    if shutil.which("etcd") is None or shutil.which("etcdctl") is None:
+        pytest.skip("no etcd and etcdctl (Debian: etcd-server, etcd-client)")
+    notice = tmp_path / "notice"
+    options = ["--job", tmp_path.name, "--start-etcd", f"127.0.0.1:{free_port('127.0.0.1')}"]
+    options += ["--notice", f"cmd:env > {notice}.new; mv {notice}.new {notice}; false"]
+    done = run_ropeteam(
+        *(sys.executable, "-c", READER, str(notice)),
+        options=options,
+        ROPETEAM_JOB_KEY=KEY,
+        ROPETEAM_ETCD_PASSWORD="hunter2",
+    )
+    assert (done.returncode, done.stdout) == (0, "nobody\n"), done.stderr
+    assert "5a5a5a" not in done.stderr and "hunter2" not in done.stderr
+
+
+def test_a_daemon_that_is_started_again_has_the_key(run_ropeteam, tmp_path):
+    kills = """
+import os, pathlib, signal, sys, time
+log = pathlib.Path(sys.argv[1])
+for child in pathlib.Path(f"/proc/{os.getppid()}/task/{os.getppid()}/children").read_text().split():
+    if int(child) != os.getpid():
+        os.kill(int(child), signal.SIGKILL)
+until = time.monotonic() + 20
+while time.monotonic() < until and log.read_text().count("(ROPETEAM_JOB_KEY)") < 2:
+    time.sleep(0.02)
+"""
+    log = tmp_path / "log"
+    options = ["--job", tmp_path.name, "--log-file", str(log)]
+    done = run_ropeteam(sys.executable, "-c", kills, str(log), options=options, ROPETEAM_JOB_KEY=KEY)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "children 2\n"
-    assert "5a5a5a" not in done.stderr
+    assert log.read_text().count("(ROPETEAM_JOB_KEY)") == 2, log.read_text()
 
 
 def test_an_address_that_others_reach_takes_a_key(place):

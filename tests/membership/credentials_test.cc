@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "membership/credentials/credentials.h"
+#include "membership/credentials/secrets.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -149,13 +150,21 @@ TEST(JobKey, ALocalKeyThatOthersMayReadOrLinkedFromElsewhereIsRefused) {
   EXPECT_FALSE(ReadOrMakeJobKeyFile(directory.path() + "/link").ok());
 }
 
-TEST(JobKey, TheVariableIsTakenOutOfTheEnvironment) {
-  const std::string key(64, 'e');
-  setenv("ROPETEAM_JOB_KEY", key.c_str(), 1);
-  const char* where = getenv("ROPETEAM_JOB_KEY");
-  EXPECT_EQ(TakeJobKeyVariable(), key);
-  EXPECT_EQ(getenv("ROPETEAM_JOB_KEY"), nullptr);
-  EXPECT_EQ(std::string(where, 1)[0], '\0') << "overwritten in place, where /proc shows it";
+TEST(Secrets, TheVariablesAreTakenOutOfTheEnvironmentAndGivenBackOnRequest) {
+  const std::pair<const char*, std::string Secrets::*> variables[] = {
+      {"ROPETEAM_JOB_KEY", &Secrets::job_key}, {"ROPETEAM_ETCD_PASSWORD", &Secrets::etcd_password}};
+  for (const auto& [name, member] : variables) {
+    setenv(name, name, 1);
+    const char* where = getenv(name);
+    const Secrets secrets = TakeSecrets();
+    EXPECT_EQ(secrets.*member, name);
+    EXPECT_EQ(getenv(name), nullptr);
+    EXPECT_EQ(std::string(where, 1)[0], '\0') << "overwritten in place, where /proc shows it";
+    GiveSecrets(secrets);
+    EXPECT_STREQ(getenv(name), name);
+    EXPECT_EQ(TakeSecrets().*member, name);
+  }
+  EXPECT_EQ(TakeSecrets().job_key, "");
 }
 
 class CoordinatorWithKey : public ::testing::Test {
@@ -361,6 +370,18 @@ TEST_F(TlsFilesTest, WhatCannotServeIsRefusedByName) {
   EXPECT_THAT(message({good.certificate, "nothing"}, authority_.pem()),
               HasSubstr("holds no private key in PEM"));
   EXPECT_THAT(message(good, ""), HasSubstr("--tls-ca"));
+  // Who can read the key can join the job.
+  const TlsFiles files = Write(good, authority_.pem(), "n");
+  for (const mode_t mode : {mode_t{0644}, mode_t{0604}, mode_t{0660}}) {
+    ASSERT_EQ(chmod(files.private_key.c_str(), mode), 0);
+    char shown[16];
+    std::snprintf(shown, sizeof(shown), "%04o", mode);
+    EXPECT_THAT(ReadTlsFiles(files).status().message(),
+                HasSubstr("--tls-key " + files.private_key + " may be read by others (mode " + shown +
+                          "): chmod 600 " + files.private_key));
+  }
+  ASSERT_EQ(chmod(files.private_key.c_str(), 0640), 0);
+  EXPECT_TRUE(ReadTlsFiles(files).ok());
   EXPECT_THAT(ReadTlsFiles({"/none", "/none", "/none"}).status().message(),
               HasSubstr("--tls-cert /none: No such file"));
 }

@@ -23,10 +23,10 @@ struct Parsed {
   std::string print;
 };
 
-Parsed Parse(std::vector<const char*> arguments, const std::string& job_key = "") {
+Parsed Parse(std::vector<const char*> arguments, const Secrets& secrets = {}) {
   arguments.insert(arguments.begin(), "ropeteamd");
   Parsed parsed;
-  parsed.status = ParseOptions(static_cast<int>(arguments.size()), arguments.data(), job_key, &parsed.options,
+  parsed.status = ParseOptions(static_cast<int>(arguments.size()), arguments.data(), secrets, &parsed.options,
                                &parsed.print);
   return parsed;
 }
@@ -72,8 +72,14 @@ TEST(Options, MembershipOverEtcdNeedsNoCoordinatorAndTakesItsFiles) {
   EXPECT_THAT(refused({"--membership=etcd://h:1/p", "--coordinator=127.0.0.1:7"}),
               HasSubstr("any node may run"));
   EXPECT_THAT(refused({"--membership=etcd://ada@h:1/p"}), HasSubstr("etcd's user ada needs a password"));
+  EXPECT_EQ(Parse({"--job=j", "--membership=etcd://ada@h:1/p"}, {"", "pw"}).options.etcd->password, "pw");
   EXPECT_THAT(refused({"--membership=etcd://h:1/p", password.c_str()}), HasSubstr("without a user"));
   EXPECT_THAT(refused({"--membership=etcd://h:1/p", "--etcd-cert=/dev/null"}), HasSubstr("go together"));
+  chmod(path.c_str(), 0644);
+  const std::string cert = "--etcd-cert=" + path;
+  const std::string etcd_key = "--etcd-key=" + path;
+  EXPECT_THAT(refused({"--membership=etcd://h:1/p", cert.c_str(), etcd_key.c_str()}),
+              HasSubstr("--etcd-key " + path + " may be read by others (mode 0644): chmod 600 " + path));
   EXPECT_THAT(refused({"--membership=etcd://h:1/p", "--etcd-ca=/no/such"}),
               HasSubstr("cannot read /no/such"));
   EXPECT_THAT(refused({"--membership=etcd://h:1/p", "--etcd-ca=/dev/null"}),
@@ -105,7 +111,7 @@ TEST(Options, WhereOtherHostsReachItItNeedsAKeyOrIsToldNotTo) {
           status.message(),
           HasSubstr("can be reached from other hosts, and this daemon has no job key and no certificate"));
     }
-    EXPECT_TRUE(Parse(each.arguments, key).status.ok()) << each.arguments.back();
+    EXPECT_TRUE(Parse(each.arguments, {key, ""}).status.ok()) << each.arguments.back();
     std::vector<const char*> insecure = each.arguments;
     insecure.push_back("--insecure");
     EXPECT_TRUE(Parse(insecure).status.ok()) << each.arguments.back();
@@ -114,11 +120,12 @@ TEST(Options, WhereOtherHostsReachItItNeedsAKeyOrIsToldNotTo) {
 
 TEST(Options, AKeyComesFromOnePlace) {
   const std::string key(64, 'a');
-  const Parsed both = Parse({"--job=j", "--job-key-file=/etc/none"}, key);
+  const Parsed both = Parse({"--job=j", "--job-key-file=/etc/none"}, {key, ""});
   EXPECT_THAT(both.status.message(), HasSubstr("--job-key-file and ROPETEAM_JOB_KEY are both set"));
   EXPECT_THAT(Parse({"--job=j", "--job-key-file=/etc/none"}).status.message(), HasSubstr("/etc/none"));
-  EXPECT_THAT(Parse({"--job=j"}, "abc").status.message(), HasSubstr("ROPETEAM_JOB_KEY holds 3 characters"));
-  const Parsed good = Parse({"--job=j"}, key);
+  EXPECT_THAT(Parse({"--job=j"}, {"abc", ""}).status.message(),
+              HasSubstr("ROPETEAM_JOB_KEY holds 3 characters"));
+  const Parsed good = Parse({"--job=j"}, {key, ""});
   ASSERT_TRUE(good.status.ok());
   EXPECT_EQ(good.options.job_keys.size(), 1u);
   EXPECT_EQ(good.options.job_key_from, "ROPETEAM_JOB_KEY");
@@ -149,9 +156,9 @@ TEST(Options, CertificatesGoTogetherAndWithoutAKey) {
   EXPECT_THAT(Parse({"--job=j", "--tls-cert=c", "--tls-ca=a"}).status.message(),
               HasSubstr("--tls-key is missing: --tls-cert, --tls-key and --tls-ca go together"));
   EXPECT_THAT(Parse({"--job=j", "--tls-name=n"}).status.message(), HasSubstr("--tls-cert is missing"));
-  EXPECT_THAT(
-      Parse({"--job=j", "--tls-cert=c", "--tls-key=k", "--tls-ca=a"}, std::string(64, 'a')).status.message(),
-      HasSubstr("--tls-cert and ROPETEAM_JOB_KEY are both given"));
+  EXPECT_THAT(Parse({"--job=j", "--tls-cert=c", "--tls-key=k", "--tls-ca=a"}, {std::string(64, 'a'), ""})
+                  .status.message(),
+              HasSubstr("--tls-cert and ROPETEAM_JOB_KEY are both given"));
 }
 
 TEST(Options, ASecondNodeOfFour) {
