@@ -20,6 +20,7 @@
 #include "core/base/checksum.h"
 #include "core/base/log.h"
 #include "core/base/sizes.h"
+#include "core/store/format.h"
 #include "node/arena_memory.h"
 #include "node/event_loop.h"
 #include "node/parallel.h"
@@ -211,13 +212,30 @@ Result<uint64_t> ArenaFile::DefaultBytes() const {
   return std::min((available + held) / kDefaultShare, available / 2);
 }
 
+Status ArenaFile::RestoreSize(uint64_t* there) {
+  uint64_t bytes = RecordedArenaBytes(fd_.get());
+  // Less than a superblock holds no shard.
+  if (*there >= arena::kPageBytes && (bytes == 0 || bytes % page_bytes_ != 0)) return OkStatus();
+  if (*there == bytes) return OkStatus();
+  LOG_WARNING(
+      "arena %s has %" PRIu64 " bytes, not %" PRIu64
+      ": another process has truncated or extended it; it gets its size back, and what is missing counts "
+      "as damaged",
+      path_.c_str(), *there, bytes);
+  if (ftruncate(fd_.get(), static_cast<off_t>(bytes)) != 0)
+    return ErrnoError(errno, "size arena %s to %" PRIu64 " bytes", path_.c_str(), bytes);
+  *there = bytes;
+  return OkStatus();
+}
+
 Status ArenaFile::Size() {
   struct stat info {};
   if (fstat(fd_.get(), &info) != 0) return ErrnoError(errno, "stat arena %s", path_.c_str());
   struct statfs system {};
   if (fstatfs(fd_.get(), &system) != 0) return ErrnoError(errno, "statfs %s", path_.c_str());
   page_bytes_ = system.f_type == HUGETLBFS_MAGIC ? static_cast<uint64_t>(system.f_bsize) : 4096;
-  const auto there = static_cast<uint64_t>(info.st_size);
+  auto there = static_cast<uint64_t>(info.st_size);
+  if (!config_.reset) ROPETEAM_RETURN_IF_ERROR(RestoreSize(&there));
   fresh_ = there == 0;
   uint64_t bytes = config_.memory_bytes;
   const uint64_t least = Store::MemoryFor(1, config_.chunk_bytes, config_.encrypted);

@@ -40,7 +40,8 @@ struct ArenaFileConfig {
 
 class ArenaFile {
  public:
-  // Locks, sizes, maps and faults in the file. kAlreadyExists: another daemon uses it; the message has its pid.
+  // Locks, sizes, maps and faults in the file. A file that another process has truncated or extended gets its size back:
+  // OpenStore() then finds what is missing. kAlreadyExists: another daemon uses it; the message has its pid.
   // kNoSpace: the message has the bytes needed and available. kInvalidArgument: the directory is neither on tmpfs nor
   // on hugetlbfs, the existing file has another size, or no chunk fits. kIo.
   static Result<std::unique_ptr<ArenaFile>> Open(const ArenaFileConfig& config);
@@ -69,6 +70,7 @@ class ArenaFile {
  private:
   explicit ArenaFile(ArenaFileConfig config) : config_(std::move(config)) {}
   Status Lock();
+  Status RestoreSize(uint64_t* there);
   Status Size();
   Status CheckRoom(uint64_t bytes, uint64_t allocated) const;
   Result<uint64_t> DefaultBytes() const;

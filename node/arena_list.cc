@@ -43,10 +43,15 @@ Result<UniqueFd> OpenOwn(const std::string& path, int mode, struct stat* info) {
   return fd;
 }
 
+// False: it is not intact.
+bool ReadSuperblock(int fd, arena::Superblock* superblock) {
+  return pread(fd, superblock, sizeof(*superblock), 0) == static_cast<ssize_t>(sizeof(*superblock)) &&
+         superblock->magic == arena::kArenaMagic && superblock->crc == arena::SuperblockCrc(*superblock);
+}
+
 void ReadIdentity(int fd, ArenaListing* listing) {
   arena::Superblock superblock;
-  if (pread(fd, &superblock, sizeof(superblock), 0) != static_cast<ssize_t>(sizeof(superblock))) return;
-  if (superblock.magic != arena::kArenaMagic || superblock.crc != arena::SuperblockCrc(superblock)) return;
+  if (!ReadSuperblock(fd, &superblock)) return;
   listing->job.assign(superblock.job, std::min<size_t>(superblock.job_length, arena::kJobBytesMax));
   listing->node.assign(superblock.node, std::min<size_t>(superblock.node_length, kNodeNameBytesMax));
 }
@@ -101,6 +106,11 @@ std::vector<ArenaListing> ListArenas(const std::string& directory) {
   closedir(entries);
   std::sort(arenas.begin(), arenas.end(), [](const auto& a, const auto& b) { return a.path < b.path; });
   return arenas;
+}
+
+uint64_t RecordedArenaBytes(int fd) {
+  arena::Superblock superblock;
+  return ReadSuperblock(fd, &superblock) ? superblock.memory_bytes : 0;
 }
 
 Status ShareArenaLock(int fd) {

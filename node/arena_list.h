@@ -39,6 +39,9 @@ struct ArenaListing {
 // This user's arenas in `directory`, by path. A directory that cannot be read has none.
 std::vector<ArenaListing> ListArenas(const std::string& directory);
 
+// The size of the file, as its superblock says it. 0: it has no intact superblock.
+uint64_t RecordedArenaBytes(int fd);
+
 // Shares the lock as long as `fd`, of an arena's file, is open. Waits while another process removes the file, which
 // takes microseconds. Check afterwards whether the file still has its name. kIo.
 Status ShareArenaLock(int fd);

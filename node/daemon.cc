@@ -22,6 +22,7 @@
 #include "core/base/log.h"
 #include "membership/credentials/credentials.h"
 #include "membership/standalone/address.h"
+#include "node/arena_guard.h"
 #include "node/drain.h"
 #include "node/local_socket.h"
 #include "node/replica_cipher.h"
@@ -229,6 +230,7 @@ Status Daemon::Start() {
   Result<std::unique_ptr<ArenaFile>> arena = ArenaFile::Open(config);
   if (!arena.ok()) return arena.status();
   arena_ = std::move(*arena);
+  GuardArena(arena_->memory(), arena_->path());
   ROPETEAM_RETURN_IF_ERROR(ChooseCoordinator());
   ROPETEAM_RETURN_IF_ERROR(NewNode());
   ROPETEAM_RETURN_IF_ERROR(node_->Listen());
@@ -346,8 +348,8 @@ Status Daemon::StartMembership() {
   config.dead_after_ms = options_.dead_after_ms;
   config.probe_ms = ProbeMs(options_.dead_after_ms);
   config.nodes_expected = options_.nodes;
-  config.settings = {options_.replicas,    options_.keep_steps,    options_.nodes,
-                     options_.storage,     options_.persist_every, options_.persist_every_seconds,
+  config.settings = {options_.replicas,     options_.keep_steps,         options_.nodes,
+                     options_.storage,      options_.persist_every,      options_.persist_every_seconds,
                      options_.restore_from, options_.wait_for_missing_us};
   config.named = options_.named;
   config.epoch_known = node_->epoch_known();
@@ -411,6 +413,7 @@ void Daemon::OnRefused(const Status& status) {
     end_ = Error(Code::kUnavailable, "a call of storage has not returned, this daemon must be started again");
   else
     end_ = arena_->Renew();  // peers that do not know yet must not write into the next instance's chunks
+  if (end_.ok()) GuardArena(arena_->memory(), arena_->path());
   options_.take_over_storage = false;  // only once, not each time this node starts again
   if (end_.ok()) end_ = NewNode();
   if (end_.ok()) end_ = node_->Listen();

@@ -2,8 +2,8 @@
 //
 // ropeteamd. Exit codes: 0 ended by a signal, or --help, --version and --list-devices; 1 it could not start
 // or go on; 2 a wrong or missing option; 3 the job refused this node; 4 no coordinator has answered within
-// --join-timeout; 5 and 6 it was drained (node/drain.h); 128 + n ended by signal n before it was ready, or by
-// a second signal at least a second after the first.
+// --join-timeout; 5 and 6 it was drained (node/drain.h); 7 its arena was truncated (node/arena_guard.h);
+// 128 + n ended by signal n before it was ready, or by a second signal at least a second after the first.
 
 #include <malloc.h>
 #include <unistd.h>

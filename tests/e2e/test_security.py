@@ -120,7 +120,7 @@ until = time.monotonic() + 20
 while time.monotonic() < until and not (notice.exists() and {"etcd", "ropeteamd"} <= names()):
     time.sleep(0.02)
 assert {"ropeteam", "ropeteamd", "etcd"} <= names(), names()
-secrets = b"5a" * 3, b"hunter2"
+secrets = b"5a" * 3, b"hun" + b"ter2"
 for pid in family(os.getppid()):
     for file in ("cmdline", "environ"):
         text = pathlib.Path(f"/proc/{pid}/{file}").read_bytes()
@@ -163,6 +163,44 @@ while time.monotonic() < until and log.read_text().count("(ROPETEAM_JOB_KEY)") <
     done = run_ropeteam(sys.executable, "-c", kills, str(log), options=options, ROPETEAM_JOB_KEY=KEY)
     assert done.returncode == 0, done.stderr
     assert log.read_text().count("(ROPETEAM_JOB_KEY)") == 2, log.read_text()
+
+
+def test_a_rank_that_truncates_the_arena_ends_neither_the_daemon_for_good_nor_the_job(run_ropeteam, tmp_path):
+    saves = """
+import sys, time
+import ropeteam
+until = time.monotonic() + 30
+while True:
+    try:
+        client = ropeteam.open(rank=0, world_size=1)
+        with client.save(int(sys.argv[1]), {"x": bytes(20 << 20)}) as save:
+            save.wait(ropeteam.COMMITTED)
+        break
+    except ropeteam.Error:  # the daemon is being started again
+        if time.monotonic() > until:
+            raise
+        time.sleep(0.05)
+print(client.latest().step)
+"""
+    script = f"""
+import glob, os, subprocess, sys
+save = lambda step: subprocess.run([sys.executable, "-c", {saves!r}, step], check=True)
+save("1")
+[arena] = glob.glob(sys.argv[1])
+size = os.stat(arena).st_size
+os.truncate(arena, 8 << 20)  # as ftruncate() of the descriptor that a rank gets
+verified = subprocess.run([sys.argv[2], "verify"], capture_output=True)
+save("2")
+print(os.stat(arena).st_size == size)
+"""
+    log = tmp_path / "log"
+    options = ["--job", tmp_path.name, "--log-file", str(log)]
+    arena = f"/dev/shm/ropeteam-*/ropeteam-{tmp_path.name}-*.arena"
+    done = run_ropeteam(sys.executable, "-c", script, arena, str(ROPETEAM), options=options)
+    assert (done.returncode, done.stdout) == (0, "1\n2\nTrue\n"), done.stderr
+    assert "another process has truncated the arena /dev/shm/" in done.stderr
+    assert "ropeteamd ended with exit code 7, starting it again" in done.stderr
+    assert "another process has truncated or extended it" in log.read_text()
 
 
 def test_an_address_that_others_reach_takes_a_key(place):

@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "core/base/checksum.h"
+#include "node/arena_guard.h"
 
 namespace ropeteam {
 namespace {
@@ -170,6 +171,70 @@ TEST_F(ArenaFileTest, AnotherSizeIsRefusedNamesBothAndDestroysNothing) {
   other.reset = true;
   EXPECT_TRUE(ArenaFile::Open(other).ok());
   EXPECT_EQ(static_cast<uint64_t>(FileBytes()), 2 * kMemory);
+}
+
+// A rank can truncate the arena through its descriptor. What was behind the new end is lost, and nothing else.
+TEST_F(ArenaFileTest, ATruncatedOneIsTakenOverWithoutWhatIsLost) {
+  uint64_t kept = 0;  // the file's bytes up to the second shard
+  {
+    Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+    ASSERT_TRUE(file.ok()) << file.status().ToString();
+    Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+    SealOne(store->get(), 1, kChunk);
+    SealOne(store->get(), 2, 2 * kChunk);
+    const std::byte* second = (*store)->chunk(ChunkAt((*store)->Find({1, 2, 0})->extents, 0));
+    const std::byte* first = (*store)->chunk(ChunkAt((*store)->Find({1, 1, 0})->extents, 0));
+    ASSERT_LT(first, second);
+    kept = static_cast<uint64_t>(second - (*file)->memory().data());
+    ASSERT_EQ(ftruncate((*file)->shared_fd(), static_cast<off_t>(kept)), 0);
+  }
+  for (const uint64_t memory : {kMemory, uint64_t{0}}) {
+    ArenaFileConfig config = Config();
+    config.memory_bytes = memory;  // 0: --memory auto
+    Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(config);
+    ASSERT_TRUE(file.ok()) << file.status().ToString();
+    EXPECT_EQ((*file)->memory().size(), kMemory);
+    Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+    ASSERT_TRUE(store.ok()) << store.status().ToString();
+    EXPECT_TRUE((*store)->Find({1, 1, 0})->bad.empty());
+    EXPECT_EQ((*store)->Find({1, 2, 0})->bad.size(), 2u);
+    ASSERT_EQ(ftruncate((*file)->shared_fd(), static_cast<off_t>(memory == 0 ? kept : 2 * kMemory)), 0);
+  }
+  // Not even the superblock is left.
+  ASSERT_EQ(truncate(Path().c_str(), 100), 0);
+  Result<std::unique_ptr<ArenaFile>> file = ArenaFile::Open(Config());
+  ASSERT_TRUE(file.ok()) << file.status().ToString();
+  Result<std::unique_ptr<Store>> store = (*file)->OpenStore();
+  ASSERT_TRUE(store.ok()) << store.status().ToString();
+  EXPECT_TRUE((*store)->shards().empty());
+}
+
+TEST_F(ArenaFileTest, ADaemonWhoseArenaIsTruncatedEndsWithItsOwnCode) {
+  const auto truncated = [this](bool renewed) {
+    std::unique_ptr<ArenaFile> file = std::move(ArenaFile::Open(Config()).value());
+    GuardArena(file->memory(), Path());
+    if (renewed && file->Renew().ok()) GuardArena(file->memory(), Path());
+    if (ftruncate(file->shared_fd(), 4096) != 0) return;
+    file->memory()[0] = std::byte{1};
+    file->memory()[kMemory - 1] = std::byte{1};
+  };
+  for (const bool renewed : {false, true}) {
+    EXPECT_EXIT(truncated(renewed), ::testing::ExitedWithCode(kExitTruncated),
+                "has truncated the arena " + Path());
+    ASSERT_EQ(unlink(Path().c_str()), 0);  // it was never formatted
+  }
+}
+
+// Another SIGBUS stays a crash.
+TEST_F(ArenaFileTest, OnlyTheArenaIsGuarded) {
+  const auto touch_behind_the_end = [this] {
+    const std::unique_ptr<ArenaFile> file = std::move(ArenaFile::Open(Config()).value());
+    GuardArena(file->memory().first(kMemory / 2), Path());
+    if (ftruncate(file->shared_fd(), 4096) == 0) file->memory()[kMemory - 1] = std::byte{1};
+  };
+  // By the signal, or as a sanitizer ends.
+  const auto crashed = [](int status) { return !WIFEXITED(status) || WEXITSTATUS(status) != kExitTruncated; };
+  EXPECT_EXIT(touch_behind_the_end(), crashed, "");
 }
 
 TEST_F(ArenaFileTest, ResetKeepsWhatFits) {
