@@ -363,7 +363,7 @@ void Node::PostToSelf(std::function<void()> closure) {
 void Node::OpenStorage(const JobSettings& settings) {
   StorageWorkers::Config config;
   if (!settings.storage.empty()) {
-    Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(settings.storage);
+    Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(settings.storage, options_.storage_mode);
     if (!sink.ok()) {
       // A directory that is missing here, or a build without S3, says nothing about the steps.
       storage_trouble_ = Error(Code::kIo, "%s", sink.status().message().c_str());

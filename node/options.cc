@@ -6,6 +6,7 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -40,7 +41,7 @@ struct Texts {
   std::string heartbeat_ms, check_threads, scrub_rate = "100M", quarantine_after, ready_fd = "-1",
                                            log_level = "info", log_file;
   std::string storage, persist_every = "0", persist_rate = "0", keep_on_storage = "0", keep_every = "0";
-  std::string keep_best, keep_within, audit_log, restore_from, metrics, join_timeout = "0";
+  std::string storage_mode, keep_best, keep_within, audit_log, restore_from, metrics, join_timeout = "0";
   std::string wait_for_missing;
   std::string notice, notice_endpoint, notice_seconds = "30";
   std::string membership = "standalone", etcd_ca, etcd_cert, etcd_key, etcd_password_file;
@@ -126,6 +127,10 @@ void Declare(CLI::App& app, Texts& t) {
       "running job's]");
   app.add_option("--persist-rate", t.persist_rate,
                  "bytes per second that this node writes to storage, such as 500M; 0: no bound [0]");
+  app.add_option(
+      "--storage-mode", t.storage_mode,
+      "mode of the files in a directory of --storage, such as 0660; folders get x where files have r "
+      "[0640, less the umask]");
   app.add_option("--audit-log", t.audit_log,
                  "append a JSON line there for each file written to storage and deleted from it");
   app.add_flag(
@@ -295,6 +300,35 @@ Status CheckRetention(const Texts& t, storage::RetentionRules* rules) {
   return OkStatus();
 }
 
+// The umask of this process, which cannot be read without setting it.
+mode_t Umask() {
+  const mode_t mask = umask(077);
+  umask(mask);
+  return mask;
+}
+
+Status CheckStorageMode(const std::string& text, mode_t* mode) {
+  constexpr mode_t kNeeded = 0600;
+  constexpr mode_t kAllowed = 0664;
+  constexpr size_t kDigitsMax = 4;
+  unsigned value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, 8);
+  if (error != std::errc() || end != text.data() + text.size() || text.size() > kDigitsMax ||
+      (value & kNeeded) != kNeeded || (value & ~kAllowed) != 0)
+    return Error(
+        Code::kInvalidArgument,
+        "--storage-mode \"%.80s\" is not an octal mode from 0600 to 0664: the owner reads and writes, others "
+        "than the group do not write",
+        text.c_str());
+  if (const mode_t mask = Umask(); (value & mask) != 0)
+    return Error(
+        Code::kInvalidArgument,
+        "--storage-mode %04o: the umask of this process, %04o, takes %04o away: set umask %04o before", value,
+        mask, value & mask, mask & ~(value | (value & 0444) >> 2));
+  *mode = value;
+  return OkStatus();
+}
+
 Status CheckStorage(const Texts& t, Options* o) {
   std::string every = t.persist_every;
   o->persist_every_seconds = every.size() > 1 && every.back() == 's';
@@ -318,6 +352,7 @@ Status CheckStorage(const Texts& t, Options* o) {
   o->storage = t.storage;
   o->take_over_storage = t.take_over_storage;
   o->audit_log = t.audit_log;
+  if (!t.storage_mode.empty()) ROPETEAM_RETURN_IF_ERROR(CheckStorageMode(t.storage_mode, &o->storage_mode));
   if (o->storage.empty()) {
     if (o->named.persist_every && o->persist_every != 0 && o->embed_coordinator)
       return Error(Code::kInvalidArgument, "--persist-every %s needs --storage", t.persist_every.c_str());

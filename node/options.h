@@ -22,6 +22,7 @@
 #include "membership/messages.h"
 #include "node/notice_watch.h"
 #include "storage/retention/retention.h"
+#include "storage/sink.h"
 
 namespace ropeteam {
 
@@ -84,7 +85,8 @@ struct Options {
   storage::RetentionRules retention;  // of steps on storage; the leader's rules count
   std::string metrics;                // ADDRESS:PORT for Prometheus; empty: none
   std::string audit_log;              // path of the log of files written and deleted; empty: none
-  bool take_over_storage = false;     // once, from a live holder of the job's lock on storage
+  mode_t storage_mode = storage::kFileModeDefault;  // of new files, if storage is a directory
+  bool take_over_storage = false;                   // once, from a live holder of the job's lock on storage
   std::string domain;
   std::string socket;                // empty: DefaultSocketPath()
   std::string transport = "auto";    // see transport/fabrics.h

@@ -24,6 +24,8 @@
 #ifndef ROPETEAM_STORAGE_SINK_H_
 #define ROPETEAM_STORAGE_SINK_H_
 
+#include <sys/types.h>
+
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -57,6 +59,7 @@ struct Target {
 
 inline constexpr size_t kFileNameBytesMax = 900;  // S3's keys have 1,024 bytes; the rest is for the prefix
 inline constexpr size_t kFileNamePartBytesMax = 255;   // between two slashes: NAME_MAX of Linux file systems
+inline constexpr mode_t kFileModeDefault = 0640;       // of new files, where the store is a directory
 inline constexpr uint64_t kPutBytesMax = 64ull << 20;  // of Put(): the rest goes in parts
 // The most parts of an upload: S3's limit.
 inline constexpr uint32_t kPartsMax = 10000;

@@ -212,6 +212,7 @@ const std::vector<std::string>& ValueOptions() {
                                                    "keep-every",
                                                    "keep-best",
                                                    "keep-within",
+                                                   "storage-mode",
                                                    "audit-log",
                                                    "job-key-file",
                                                    "tls-cert",

@@ -25,7 +25,7 @@ bool IsOpenAs(const Store& store, int folder, const std::string& base, int fd) {
 Result<Fd> TakeMarker(const Store& store, int folder, const std::string& name) {
   const std::string marker = MarkerName(BaseOf(name));
   for (int i = 0; i < kTriesMax; ++i) {
-    Fd fd(store.calls().openat(folder, marker.c_str(), O_RDWR | O_CREAT | O_EXCL, 0644));
+    Fd fd(store.calls().openat(folder, marker.c_str(), O_RDWR | O_CREAT | O_EXCL, store.file_mode()));
     const bool made = fd.ok();
     if (!made && errno != EEXIST) return store.Refused(errno, "create", store.PathOf(name));
     if (!made) {
@@ -104,7 +104,7 @@ Status WriteInPlace(Store* store, const std::string& name, Deadline deadline,
   }
   OpenFile file;
   file.path = path;
-  file.plain = Fd(calls.openat(at, base.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0644));
+  file.plain = Fd(calls.openat(at, base.c_str(), O_WRONLY | O_CREAT | O_EXCL, store->file_mode()));
   if (!file.plain.ok()) return give_up(store->Refused(errno, "create", path));
   Status status = write(&file);
   if (status.ok() && calls.fsync(file.plain.get()) != 0 && !IsUnsupported(errno))

@@ -207,7 +207,8 @@ class PosixSink final : public Sink {
 
 }  // namespace
 
-Result<std::unique_ptr<Sink>> OpenSinkWith(const Url& url, Syscalls calls, size_t list_page_entries) {
+Result<std::unique_ptr<Sink>> OpenSinkWith(const Url& url, Syscalls calls, size_t list_page_entries,
+                                           mode_t file_mode) {
   if (!url.authority.empty())
     return Error(Code::kInvalidArgument, "storage URL file://%s%s: a host where file:///path was expected",
                  url.authority.c_str(), url.path.c_str());
@@ -218,15 +219,15 @@ Result<std::unique_ptr<Sink>> OpenSinkWith(const Url& url, Syscalls calls, size_
   while (root.size() > 1 && root.ends_with('/')) root.pop_back();
   if (!root.starts_with('/') || root.find('\0') != std::string::npos)
     return Error(Code::kInvalidArgument, "storage directory \"%s\" is not an absolute path", root.c_str());
-  auto store = std::make_shared<Store>(std::move(root), std::move(calls), list_page_entries);
+  auto store = std::make_shared<Store>(std::move(root), std::move(calls), list_page_entries, file_mode);
   ROPETEAM_RETURN_IF_ERROR(store->Open());
   return std::unique_ptr<Sink>(std::make_unique<PosixSink>(std::move(store)));
 }
 
 }  // namespace posix
 
-Result<std::unique_ptr<Sink>> OpenPosixSink(const Url& url) {
-  return posix::OpenSinkWith(url, posix::RealSyscalls(), posix::kListPageEntries);
+Result<std::unique_ptr<Sink>> OpenPosixSink(const Url& url, mode_t file_mode) {
+  return posix::OpenSinkWith(url, posix::RealSyscalls(), posix::kListPageEntries, file_mode);
 }
 
 }  // namespace ropeteam::storage

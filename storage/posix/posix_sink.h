@@ -15,7 +15,8 @@ namespace ropeteam::storage {
 
 // `url.path` is the directory. It must exist: kInvalidArgument where it does not, or where it is a file, and for
 // any parameter or host in the URL. Writes nothing; what the file system can do is found out by the first write.
-Result<std::unique_ptr<Sink>> OpenPosixSink(const Url& url);
+// New files get `file_mode`, new folders the same and x wherever it has r, both less the process's umask.
+Result<std::unique_ptr<Sink>> OpenPosixSink(const Url& url, mode_t file_mode = kFileModeDefault);
 
 }  // namespace ropeteam::storage
 

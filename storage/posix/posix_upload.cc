@@ -334,7 +334,8 @@ class LooseUpload final : public PosixUpload {
     OpenFile file;
     file.path = path_;
     (void)Unlink(part);
-    file.plain = Fd(calls.openat(folder_.get(), part.c_str(), O_WRONLY | O_CREAT | O_EXCL, 0644));
+    file.plain =
+        Fd(calls.openat(folder_.get(), part.c_str(), O_WRONLY | O_CREAT | O_EXCL, store_->file_mode()));
     if (!file.plain.ok()) return store_->Refused(errno, "create a part of", path_);
     Result<uint32_t> crc = WritePieces(store_.get(), &file, pieces, 0, /*write_back=*/true, deadline);
     Status status = crc.ok() ? OkStatus() : crc.status();
@@ -427,7 +428,7 @@ Result<Unfinished> OpenUnfinished(const Store& store, const Abilities& abilities
   if (abilities.locks && !key.empty() && !BootId().empty()) {
     const std::string shared = UploadName(base, HashOf(BootId() + "\n" + base + "\n" + key));
     for (int i = 0; i < kTriesMax; ++i) {
-      Fd fd(calls.openat(folder, shared.c_str(), O_RDWR | O_CREAT | O_EXCL, 0644));
+      Fd fd(calls.openat(folder, shared.c_str(), O_RDWR | O_CREAT | O_EXCL, store.file_mode()));
       const bool made = fd.ok();
       if (!made && errno == EEXIST) fd = Fd(calls.openat(folder, shared.c_str(), O_RDWR, 0));
       if (!fd.ok() && errno == ENOENT) continue;  // it was removed between the two calls
@@ -444,7 +445,7 @@ Result<Unfinished> OpenUnfinished(const Store& store, const Abilities& abilities
   }
   for (int i = 0; i < kTriesMax; ++i) {
     std::string own = UploadName(base, RandomId());
-    Fd fd(calls.openat(folder, own.c_str(), O_RDWR | O_CREAT | O_EXCL, 0644));
+    Fd fd(calls.openat(folder, own.c_str(), O_RDWR | O_CREAT | O_EXCL, store.file_mode()));
     if (fd.ok()) return Unfinished{std::move(own), std::move(fd), false, false};
     if (errno == ENOENT)
       return Error(Code::kUnavailable, "create %s: its folder has vanished", store.PathOf(name).c_str());

@@ -20,8 +20,6 @@ namespace ropeteam::storage::posix {
 namespace {
 
 constexpr int kFolderFlags = O_RDONLY | O_DIRECTORY;
-constexpr mode_t kFolderMode = 0755;
-constexpr mode_t kFileMode = 0644;
 
 // File systems that are known to rename atomically: no file is written in place there, so Read() and Stat()
 // need not look for markers. On other file systems each of these calls looks up one more name.
@@ -52,8 +50,11 @@ bool IsUnsupported(int error) {
   return error == ENOSYS || error == EOPNOTSUPP || error == EINVAL || error == ENOTTY;
 }
 
-Store::Store(std::string root, Syscalls calls, size_t list_page_entries)
-    : root_(std::move(root)), calls_(std::move(calls)), list_page_entries_(list_page_entries) {}
+Store::Store(std::string root, Syscalls calls, size_t list_page_entries, mode_t file_mode)
+    : root_(std::move(root)),
+      calls_(std::move(calls)),
+      list_page_entries_(list_page_entries),
+      file_mode_(file_mode) {}
 
 Store::~Store() {
   for (std::byte* data : bounces_) ::operator delete[](data, std::align_val_t{kPartAlignment});
@@ -150,7 +151,7 @@ Result<Fd> Store::MakeFolders(int root, const std::string& folder) const {
       Fd parent(above.empty() ? ::fcntl(root, F_DUPFD_CLOEXEC, 0) : OpenBelow(root, above));
       if (!parent.ok()) return Refused(errno, "open", PathOf(above));
       // Another process may be making it at the same time.
-      if (calls_.mkdirat(parent.get(), std::string(BaseOf(so_far)).c_str(), kFolderMode) != 0 &&
+      if (calls_.mkdirat(parent.get(), std::string(BaseOf(so_far)).c_str(), folder_mode()) != 0 &&
           errno != EEXIST) {
         const int error = errno;
         if (error == ENOENT)
@@ -311,7 +312,7 @@ Result<Abilities> Store::Probe() const {
   };
   Abilities abilities;
   for (const bool random : {true, false}) {
-    Fd fd(calls_.openat(folder, one.c_str(), O_RDWR | O_CREAT | O_EXCL, kFileMode));
+    Fd fd(calls_.openat(folder, one.c_str(), O_RDWR | O_CREAT | O_EXCL, file_mode_));
     if (!fd.ok()) return Refused(errno, "create a file in", root_);
     // A mounted object store without a cache accepts bytes only in order, from first to last.
     int error = random ? write(fd.get(), kPartAlignment) : 0;

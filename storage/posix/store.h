@@ -68,12 +68,15 @@ struct Abilities {
 
 class Store {
  public:
-  Store(std::string root, Syscalls calls, size_t list_page_entries);
+  Store(std::string root, Syscalls calls, size_t list_page_entries, mode_t file_mode);
 
   // The directory is there. Called once, first.
   Status Open();
   const Syscalls& calls() const { return calls_; }
   const std::string& root() const { return root_; }
+  mode_t file_mode() const { return file_mode_; }
+  // Whoever may read files may enter folders.
+  mode_t folder_mode() const { return file_mode_ | (file_mode_ & 0444) >> 2; }
   size_t list_page_entries() const { return list_page_entries_; }
   std::string PathOf(std::string_view name) const { return root_ + "/" + std::string(name); }
   std::string Describe() const;
@@ -140,6 +143,7 @@ class Store {
   const std::string root_;
   const Syscalls calls_;
   const size_t list_page_entries_;
+  const mode_t file_mode_;
   Sink::Yield yield_;
   std::atomic<bool> stopped_{false};
   std::atomic<bool> direct_refused_{false};

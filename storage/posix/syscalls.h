@@ -51,7 +51,8 @@ struct Syscalls {
 Syscalls RealSyscalls();
 
 // OpenPosixSink(), for tests: over other system calls, with pages of List() of another size.
-Result<std::unique_ptr<Sink>> OpenSinkWith(const Url& url, Syscalls calls, size_t list_page_entries);
+Result<std::unique_ptr<Sink>> OpenSinkWith(const Url& url, Syscalls calls, size_t list_page_entries,
+                                           mode_t file_mode = kFileModeDefault);
 
 }  // namespace ropeteam::storage::posix
 

@@ -173,10 +173,10 @@ until = time.monotonic() + 30
 while True:
     try:
         client = ropeteam.open(rank=0, world_size=1)
-        with client.save(int(sys.argv[1]), {"x": bytes(20 << 20)}) as save:
-            save.wait(ropeteam.COMMITTED)
+        client.save(int(sys.argv[1]), {"x": b"x" * (20 << 20)})
+        client.wait(int(sys.argv[1]))
         break
-    except ropeteam.Error:  # the daemon is being started again
+    except ropeteam.RopeteamError:  # the daemon is being started again
         if time.monotonic() > until:
             raise
         time.sleep(0.05)

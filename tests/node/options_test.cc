@@ -385,6 +385,21 @@ TEST(Options, NoticesAreReadAndNamedWhenTheyAreWrong) {
     EXPECT_THAT(refused(bad), HasSubstr("is not http://HOST[:PORT]")) << bad.back();
 }
 
+TEST(Options, TheModeOfStoredFiles) {
+  const mode_t mask = umask(022);
+  EXPECT_EQ(Parse({"--job=j"}).options.storage_mode, 0640u);
+  EXPECT_EQ(Parse({"--job=j", "--storage-mode=600"}).options.storage_mode, 0600u);
+  EXPECT_EQ(Parse({"--job=j", "--storage-mode=0644"}).options.storage_mode, 0644u);
+  for (const char* bad : {"--storage-mode=0440", "--storage-mode=0750", "--storage-mode=0666",
+                          "--storage-mode=00640", "--storage-mode=648", "--storage-mode=rw"})
+    EXPECT_THAT(Parse({"--job=j", bad}).status.message(), HasSubstr("is not an octal mode from 0600 to 0664"))
+        << bad;
+  EXPECT_THAT(
+      Parse({"--job=j", "--storage-mode=0660"}).status.message(),
+      HasSubstr("--storage-mode 0660: the umask of this process, 0022, takes 0020 away: set umask 0002"));
+  EXPECT_EQ(umask(mask), 022u) << "reading it has not changed it";
+}
+
 TEST(Sizes, AreReadAsPeopleWriteThem) {
   const auto parse = [](const char* text) {
     uint64_t bytes = 0;

@@ -89,6 +89,53 @@ TEST(PosixSink, APathAndAFileUrlAreTheSamePlace) {
   EXPECT_EQ((*two)->Stat("a", Soon()).value().bytes, 1u);
 }
 
+TEST(PosixSink, NewFilesAndFoldersHaveTheirModesWhateverTheWayTheyAreWritten) {
+  posix::Syscalls in_place = posix::RealSyscalls();
+  in_place.rename = [](int, const char*, const char*, unsigned) {
+    errno = ENOSYS;
+    return -1;
+  };
+  posix::Syscalls loose = posix::RealSyscalls();  // parts in files of their own, as for a mounted bucket
+  loose.pwritev = [](int fd, const iovec* pieces, int count, off_t at) -> ssize_t {
+    struct stat info {};
+    if (fstat(fd, &info) == 0 && info.st_size == at) return ::pwritev(fd, pieces, count, at);
+    errno = EINVAL;
+    return -1;
+  };
+  const mode_t mask = umask(0);
+  for (const posix::Syscalls& calls : {posix::RealSyscalls(), in_place, loose}) {
+    for (const auto& [file_mode, folder_mode] :
+         {std::pair(kFileModeDefault, mode_t{0750}), std::pair(mode_t{0600}, mode_t{0700}),
+          std::pair(mode_t{0664}, mode_t{0775})}) {
+      PosixPlace place;
+      Url url;
+      url.scheme = "file";
+      url.path = place.path();
+      const auto sink = posix::OpenSinkWith(url, calls, kTestPage, file_mode).value();
+      int files = 0;
+      const auto check = [&] {
+        for (const auto& entry : std::filesystem::recursive_directory_iterator(place.path())) {
+          struct stat info {};
+          if (lstat(entry.path().c_str(), &info) != 0) continue;
+          EXPECT_EQ(info.st_mode & 07777, entry.is_directory() ? folder_mode : file_mode) << entry.path();
+          files += entry.is_directory() ? 0 : 1;
+        }
+      };
+      EXPECT_EQ(sink->Put("job/step/put", "x", PutMode::kReplace, Soon()).ToString(), "ok");
+      const Pages pages(16 << 10);
+      const Piece half = {pages.piece().data, pages.view().size() / 2};
+      auto upload = sink->Begin("job/step/parts", 2 * half.bytes, half.bytes, Soon()).value();
+      EXPECT_TRUE(upload->PutPart(0, {&half, 1}, Crc(pages.view().substr(0, half.bytes)), Soon()).ok());
+      check();
+      EXPECT_GE(files, 2) << "one is not finished";
+      upload.reset();
+      EXPECT_EQ(PutWhole(sink.get(), "job/step/whole", pages.piece()).ToString(), "ok");
+      check();
+    }
+  }
+  umask(mask);
+}
+
 TEST(PosixSink, SymbolicLinksAreNeverFollowed) {
   posix::Syscalls walking = posix::RealSyscalls();
   walking.open_beneath = [](int, const char*, int, mode_t) {
