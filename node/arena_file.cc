@@ -24,6 +24,7 @@
 #include "node/arena_memory.h"
 #include "node/event_loop.h"
 #include "node/parallel.h"
+#include "node/user_directory.h"
 
 namespace ropeteam {
 namespace {
@@ -133,18 +134,26 @@ ArenaFile::~ArenaFile() {
   if (!former_.empty()) munmap(former_.data(), former_.size());
 }
 
+std::string ArenaFile::Taken() const {
+  return "it is " + DescribePath(path_) + ", this daemon is uid " + std::to_string(geteuid()) +
+         ": have its owner or root remove it, or give another --arena-path";
+}
+
 Status ArenaFile::Lock() {
   for (;;) {
     // O_NOFOLLOW: every user can write to /dev/shm, and a symbolic link there must not redirect the arena.
     fd_.reset(open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!fd_.valid() && (errno == EACCES || errno == ELOOP || errno == EISDIR))
+      return Error(Code::kInvalidArgument, "arena %s cannot be opened: %s", path_.c_str(), Taken().c_str());
     if (!fd_.valid()) return ErrnoError(errno, "open arena %s", path_.c_str());
     struct stat info {};
     if (fstat(fd_.get(), &info) != 0) return ErrnoError(errno, "stat arena %s", path_.c_str());
     if (!S_ISREG(info.st_mode))
-      return Error(Code::kInvalidArgument, "arena %s is not a regular file", path_.c_str());
+      return Error(Code::kInvalidArgument, "arena %s is not a regular file: %s", path_.c_str(),
+                   Taken().c_str());
     if (info.st_uid != geteuid())
-      return Error(Code::kInvalidArgument, "arena %s belongs to uid %u, this daemon is uid %u", path_.c_str(),
-                   info.st_uid, geteuid());
+      return Error(Code::kInvalidArgument, "arena %s belongs to another user: %s", path_.c_str(),
+                   Taken().c_str());
     ROPETEAM_RETURN_IF_ERROR(ShareArenaLock(fd_.get()));
     if (flock(fd_.get(), LOCK_EX | LOCK_NB) != 0) {
       if (errno != EWOULDBLOCK) return ErrnoError(errno, "lock arena %s", path_.c_str());

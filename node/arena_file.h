@@ -69,6 +69,7 @@ class ArenaFile {
 
  private:
   explicit ArenaFile(ArenaFileConfig config) : config_(std::move(config)) {}
+  std::string Taken() const;  // what lies where the file should be, and what to do
   Status Lock();
   Status RestoreSize(uint64_t* there);
   Status Size();

@@ -26,6 +26,7 @@
 #include "node/drain.h"
 #include "node/local_socket.h"
 #include "node/replica_cipher.h"
+#include "node/user_directory.h"
 #include "storage/audit/audit.h"
 #include "storage/sinks.h"
 #include "storage/steps/steps.h"
@@ -254,7 +255,7 @@ Status Daemon::MakeCredentials() {
     return OkStatus();
   }
   if (keys.empty()) {
-    const Result<std::string> directory = MakeDefaultDirectory();
+    const Result<std::string> directory = MakeRuntimeDirectory();
     if (!directory.ok()) return directory.status();
     // One key for all jobs: derived keys depend on the job's name.
     const std::string path = *directory + "/job.key";

@@ -6,12 +6,12 @@
 #include <sys/un.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 
 #include "core/base/checksum.h"
 #include "core/base/log.h"
-#include "node/arena_file.h"
+#include "node/arena_list.h"
+#include "node/user_directory.h"
 
 namespace ropeteam {
 namespace {
@@ -25,29 +25,15 @@ std::string DirectoryOf(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-std::string DefaultDirectory() {
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  struct stat info {};
-  if (runtime != nullptr && runtime[0] == '/' && stat(runtime, &info) == 0 && S_ISDIR(info.st_mode))
-    return std::string(runtime) + "/ropeteam";
-  return "/tmp/ropeteam-" + std::to_string(geteuid());
-}
-
 Status MakeDirectory(const std::string& directory) {
+  if (directory == RuntimeDirectory()) return MakeRuntimeDirectory().status();
   if (mkdir(directory.c_str(), 0700) == 0) return OkStatus();
   if (errno == ENOENT) {
     ROPETEAM_RETURN_IF_ERROR(MakeDirectory(DirectoryOf(directory)));
     if (mkdir(directory.c_str(), 0700) == 0) return OkStatus();
   }
-  if (errno != EEXIST) return ErrnoError(errno, "make directory %s", directory.c_str());
-  if (directory != DefaultDirectory()) return OkStatus();  // the user's choice; the socket itself is 0600
-  // In /tmp another user may have made it first, to put a socket there later.
-  struct stat info {};
-  if (lstat(directory.c_str(), &info) != 0) return ErrnoError(errno, "stat %s", directory.c_str());
-  if (!S_ISDIR(info.st_mode) || info.st_uid != geteuid() || (info.st_mode & 0077) != 0)
-    return Error(Code::kInvalidArgument, "%s is not a directory of uid %u alone (mode 0700): give --socket",
-                 directory.c_str(), geteuid());
-  return OkStatus();
+  // One that is there is the user's choice; the socket itself is 0600.
+  return errno == EEXIST ? OkStatus() : ErrnoError(errno, "make directory %s", directory.c_str());
 }
 
 // Removes a socket that no one listens on.
@@ -56,7 +42,14 @@ Status RemoveStale(const std::string& path, const sockaddr_un& address) {
   if (lstat(path.c_str(), &info) != 0)
     return errno == ENOENT ? OkStatus() : ErrnoError(errno, "stat %s", path.c_str());
   if (!S_ISSOCK(info.st_mode))
-    return Error(Code::kInvalidArgument, "socket %s: something that is not a socket is there", path.c_str());
+    return Error(Code::kInvalidArgument, "socket %s is %s, not a socket: remove it, or give another --socket",
+                 path.c_str(), DescribePath(path).c_str());
+  if (info.st_uid != geteuid())
+    return Error(
+        Code::kInvalidArgument,
+        "socket %s is taken: it is %s, this daemon is uid %u: have its owner or root remove it, or give "
+        "another --socket",
+        path.c_str(), DescribePath(path).c_str(), geteuid());
   const UniqueFd probe(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!probe.valid()) return ErrnoError(errno, "socket");
   const int result = connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
@@ -73,7 +66,7 @@ Status RemoveStale(const std::string& path, const sockaddr_un& address) {
 }  // namespace
 
 std::string DefaultSocketPath(const std::string& job, const std::string& node) {
-  const std::string directory = DefaultDirectory();
+  const std::string directory = RuntimeDirectory();
   std::string name = EscapeForFileName(job) + "-" + EscapeForFileName(node);
   constexpr size_t kTail = 14;  // "-" and eight digits, ".sock"
   if (directory.size() + 1 + name.size() + 5 > kPathBytesMax &&
@@ -84,12 +77,6 @@ std::string DefaultSocketPath(const std::string& job, const std::string& node) {
     name += checksum;
   }
   return directory + "/" + name + ".sock";
-}
-
-Result<std::string> MakeDefaultDirectory() {
-  std::string directory = DefaultDirectory();
-  ROPETEAM_RETURN_IF_ERROR(MakeDirectory(directory));
-  return directory;
 }
 
 Result<UniqueFd> ListenLocal(const std::string& path) {

@@ -15,17 +15,13 @@
 
 namespace ropeteam {
 
-// $XDG_RUNTIME_DIR/ropeteam/JOB-NODE.sock, or /tmp/ropeteam-UID/… if that variable is not set. Names that would make
+// JOB-NODE.sock in the RuntimeDirectory() (node/user_directory.h). Names that would make
 // the path too long are cut and end with a checksum.
 std::string DefaultSocketPath(const std::string& job, const std::string& node);
 
-// The directory of the default sockets; created (0700) if it is missing. kInvalidArgument: it belongs to another user,
-// or others have access to it. kIo.
-Result<std::string> MakeDefaultDirectory();
-
 // Listens at `path`, and creates its directory (0700) if it is missing. A stale socket is replaced. kAlreadyExists:
-// another process listens there. kInvalidArgument: the path is a file that is not a socket, or others have access to
-// the default directory. kIo.
+// another process listens there. kInvalidArgument: the path is a file that is not a socket, or another user's, or others
+// have access to the default directory. kIo.
 Result<UniqueFd> ListenLocal(const std::string& path);
 
 // The next connection, non-blocking; an invalid descriptor if none is waiting. `pid` is 0 if it is in another pid

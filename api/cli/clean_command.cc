@@ -136,10 +136,10 @@ int CleanSockets(const CleanOptions& options) {
 int CleanEtcd(const CleanOptions& options) {
   int code = 0;
   for (const std::string& directory : ListEtcdDirectories()) {
-    const std::string of = EtcdDirectory(options.job, 0);
-    const bool meant =
-        options.job.empty() ||
-        (directory.size() == of.size() && directory.compare(0, of.size() - 1, of, 0, of.size() - 1) == 0);
+    const std::string of = EtcdDirectoryName(options.job, 0);
+    const std::string name = std::filesystem::path(directory).filename();
+    const bool meant = options.job.empty() || (name.size() == of.size() &&
+                                               name.compare(0, of.size() - 1, of, 0, of.size() - 1) == 0);
     if (!meant) continue;
     const client::UniqueFd lock = LockEtcdDirectory(directory);
     if (!lock.valid()) {

@@ -24,6 +24,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "api/cli/arenas.h"
 #include "api/cli/programs.h"
 
 namespace ropeteam::cli {
@@ -44,13 +45,6 @@ constexpr size_t kNameBytesMax = 200;
 
 std::string WithPort(const std::string& host, uint16_t port) {
   return (host.find(':') != std::string::npos ? "[" + host + "]:" : host + ":") + std::to_string(port);
-}
-
-std::string UserDirectory() { return "/tmp/ropeteam-" + std::to_string(geteuid()); }
-
-bool IsOwnDirectory(const std::string& path) {
-  struct stat info {};
-  return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode) && info.st_uid == geteuid();
 }
 
 void Say(const std::string& text) { std::fprintf(stderr, "ropeteam run: etcd: %s\n", text.c_str()); }
@@ -360,20 +354,22 @@ Result<EtcdEntry> DecideEntry(const std::string& list, const std::string& name, 
 
 std::string EtcdMemberName(size_t own) { return "ropeteam-" + std::to_string(own); }
 
-std::string EtcdDirectory(const std::string& job, size_t own) {
+std::string EtcdDirectoryName(const std::string& job, size_t own) {
   std::string name = job;
   for (char& c : name)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_' && c != '-') c = '_';
-  return UserDirectory() + "/etcd-" + name.substr(0, kNameBytesMax) + "-" + std::to_string(own);
+  return "etcd-" + name.substr(0, kNameBytesMax) + "-" + std::to_string(own);
 }
 
 std::vector<std::string> ListEtcdDirectories() {
   std::vector<std::string> found;
-  if (!IsOwnDirectory(UserDirectory())) return found;
-  std::error_code error;
-  for (const auto& entry : fs::directory_iterator(UserDirectory(), error))
-    if (IsOwnDirectory(entry.path()) && entry.path().filename().string().starts_with("etcd-"))
-      found.push_back(entry.path());
+  for (const std::string& user : UserDirectories()) {
+    if (!CheckOwnDirectory(user).ok()) continue;
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(user, error))
+      if (entry.path().filename().string().starts_with("etcd-") && CheckOwnDirectory(entry.path()).ok())
+        found.push_back(entry.path());
+  }
   std::sort(found.begin(), found.end());
   return found;
 }
@@ -389,13 +385,13 @@ Result<EtcdMember> EtcdMember::Start(const EtcdMemberConfig& config) {
     if (CheckCommand(program) != 0)
       return Error(Code::kNotFound, "--start-etcd: no %s on PATH (Debian: etcd-server, etcd-client)",
                    program);
-  const std::string directory = EtcdDirectory(config.job, config.own);
-  for (const std::string& made : {UserDirectory(), directory}) {
-    if (mkdir(made.c_str(), 0700) != 0 && errno != EEXIST)
-      return ErrnoError(errno, "cannot make %s", made.c_str());
-    if (!IsOwnDirectory(made))
-      return Error(Code::kIo, "--start-etcd: %s is not a directory of this user", made.c_str());
-  }
+  const Result<std::string> user = MakeDataDirectory();
+  if (!user.ok()) return Error(Code::kIo, "--start-etcd: %s", user.status().message().c_str());
+  const std::string directory = *user + "/" + EtcdDirectoryName(config.job, config.own);
+  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST)
+    return ErrnoError(errno, "cannot make %s", directory.c_str());
+  if (const Status own = CheckOwnDirectory(directory); !own.ok())
+    return Error(Code::kIo, "--start-etcd: %s", own.message().c_str());
   client::UniqueFd lock = LockEtcdDirectory(directory);
   if (!lock.valid())
     return Error(Code::kAlreadyExists, "--start-etcd: another ropeteam run keeps the member in %s",

@@ -64,7 +64,8 @@ Result<EtcdEntry> DecideEntry(const std::string& list, const std::string& name, 
 std::string EtcdMemberName(size_t own);
 // The directories of this user's members: paths. Those that a keeper uses are locked.
 std::vector<std::string> ListEtcdDirectories();
-std::string EtcdDirectory(const std::string& job, size_t own);
+// Such a directory's name in a UserDirectories().
+std::string EtcdDirectoryName(const std::string& job, size_t own);
 // Takes the directory's lock, made if missing; invalid while another keeper has it.
 client::UniqueFd LockEtcdDirectory(const std::string& directory);
 

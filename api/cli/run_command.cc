@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -35,15 +34,16 @@ constexpr char kJoinTimeoutSeconds[] = "120";
 // The daemon's default log file, to keep its log out of COMMAND's output. It is in a directory that only this
 // user owns; empty (stderr): there is none.
 std::string DefaultLogFile(const std::string& job, const std::string& node) {
-  const std::string directory = "/tmp/ropeteam-" + std::to_string(geteuid());
-  struct stat info {};
-  if (mkdir(directory.c_str(), 0700) != 0 && errno != EEXIST) return "";
-  if (lstat(directory.c_str(), &info) != 0 || !S_ISDIR(info.st_mode) || info.st_uid != geteuid()) return "";
+  const Result<std::string> directory = MakeDataDirectory();
+  if (!directory.ok()) {
+    std::fprintf(stderr, "ropeteam run: the daemon logs here: %s\n", directory.status().message().c_str());
+    return "";
+  }
   std::string name = job + "-" + node;
   for (char& c : name)
     if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_' && c != '-') c = '_';
   if (name.size() > 200) name.resize(200);
-  return directory + "/" + name + ".log";
+  return *directory + "/" + name + ".log";
 }
 
 // Without --nodes, the daemon uses the job's value. A default passed here would count as the user's and could

@@ -14,6 +14,7 @@
 #include <ctime>
 #include <memory>
 
+#include "api/cli/arenas.h"
 #include "api/client/admin_client.h"
 #include "api/client/unique_fd.h"
 
@@ -93,9 +94,7 @@ Status NoneOrSeveral(const std::vector<Answering>& found, const std::string& sil
 
 std::vector<std::string> ListSockets() {
   std::vector<std::string> sockets;
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
-  if (runtime != nullptr && runtime[0] == '/') ListDirectory(std::string(runtime) + "/ropeteam", &sockets);
-  ListDirectory("/tmp/ropeteam-" + std::to_string(geteuid()), &sockets);
+  for (const std::string& directory : UserDirectories()) ListDirectory(directory, &sockets);
   std::sort(sockets.begin(), sockets.end());
   return sockets;
 }

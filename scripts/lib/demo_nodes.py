@@ -14,6 +14,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 import uuid
@@ -151,10 +152,8 @@ class Job:
         self.rendezvous = f"127.0.0.1:{free_port('127.0.0.1')}"
         self.coordinator = f"127.0.0.1:{free_port('127.0.0.1')}"
         # Short, because a unix socket's path has at most 107 bytes.
-        self.sockets = pathlib.Path(f"/tmp/ropeteam-demo-{self.token}")
-        self.arenas = pathlib.Path(f"/dev/shm/ropeteam-demo-{self.token}")
-        self.sockets.mkdir(mode=0o700)
-        self.arenas.mkdir(mode=0o700)
+        self.sockets = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-demo-", dir="/tmp"))
+        self.arenas = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-demo-", dir="/dev/shm"))
 
     def remove_files(self) -> None:
         shutil.rmtree(self.sockets, ignore_errors=True)

@@ -40,7 +40,7 @@ RESERVED = {
 
 # Files of ours that may be included against RESERVED: the commands that export and import make of files what the daemon
 # makes, and those that look at arenas' files know their names and locks.
-SHARED = {("api/cli/daemon_arena.h", "node/storage_workers.h"), ("api/cli/arenas.h", "node/arena_list.h")}
+SHARED = {("api/cli/daemon_arena.h", "node/storage_workers.h"), ("api/cli/arenas.h", "node/arena_list.h"), ("api/cli/arenas.h", "node/user_directory.h")}
 
 # Standard headers that bring in what core must be given as values: threads, clocks, files.
 CORE_BANNED = {"thread", "chrono", "ctime", "future", "condition_variable", "filesystem", "fstream", "iostream"}

@@ -88,6 +88,44 @@ def test_another_user_of_the_host_is_an_intruder_without_any_option(cluster, pla
     check_undisturbed(nodes, before, said)
 
 
+def test_names_that_another_user_has_taken_are_refused_with_owner_mode_and_remedy(place):
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("becoming another user takes root and setpriv (Debian: util-linux)")
+    uid = 65000 + os.getpid() % 500
+    before = ("setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups")
+    if subprocess.run([*before, "test", "-x", ROPETEAMD], check=False).returncode != 0:
+        pytest.skip(f"another user may not run {ROPETEAMD}")
+
+    def run(**variables: str) -> subprocess.CompletedProcess[str]:
+        words = ["run", "--job", "j", "--memory", "16M", "--arena-path", str(place), "--", "true"]
+        env = {name: value for name, value in environment().items() if name != "XDG_RUNTIME_DIR"} | variables
+        return subprocess.run(
+            [*before, ROPETEAM, *words], env=env, cwd=place, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+
+    name = pathlib.Path(f"/tmp/ropeteam-{uid}")
+    name.mkdir(mode=0o755)
+    try:
+        done = run()
+        assert done.returncode != 0
+        assert f"{name} is a directory of uid 0 (mode 0755), not a directory of uid {uid} alone" in done.stderr
+        assert "have its owner or root remove it, or set XDG_RUNTIME_DIR to a directory of your own" in done.stderr
+        own = place / "runtime"
+        own.mkdir(mode=0o700)
+        os.chown(own, uid, uid)
+        done = run(XDG_RUNTIME_DIR=str(own))
+        assert done.returncode == 0, done.stderr
+        assert f"log-file {own}/ropeteam/j-node-0.log (default)" in done.stderr
+        [arena] = place.glob("*.arena")
+        os.chown(arena, 0, 0)
+        done = run(XDG_RUNTIME_DIR=str(own))
+        assert done.returncode != 0
+        assert f"{arena} cannot be opened: it is a file of uid 0 (mode 0600), this daemon is uid {uid}" in done.stderr
+        assert "have its owner or root remove it, or give another --arena-path" in done.stderr
+    finally:
+        name.rmdir()
+
+
 def test_no_port_speaks_to_who_comes_in_clear(cluster):
     nodes = cluster(2)
     for node in nodes.nodes:

@@ -322,6 +322,16 @@ TEST_F(ArenaFileTest, ADirectoryThatIsNotThereIsAnError) {
   EXPECT_THAT(file.status().message(), HasSubstr("No such file"));
 }
 
+TEST_F(ArenaFileTest, WhatAnotherUserHasPutInItsPlaceIsNamedWithItsOwnerAndARemedy) {
+  { ASSERT_TRUE(ArenaFile::Open(Config()).ok()); }
+  if (chown(Path().c_str(), 12345, 12345) != 0) GTEST_SKIP() << "giving a file away needs privileges";
+  const Status status = ArenaFile::Open(Config()).status();
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.message(), HasSubstr(Path()));
+  EXPECT_THAT(status.message(), HasSubstr("it is a file of uid 12345 (mode 0600), this daemon is uid "));
+  EXPECT_THAT(status.message(), HasSubstr("have its owner or root remove it, or give another --arena-path"));
+}
+
 TEST_F(ArenaFileTest, ALinkInItsPlaceIsNotFollowed) {
   ASSERT_EQ(symlink("/dev/shm/ropeteam-elsewhere", Path().c_str()), 0);
   EXPECT_FALSE(ArenaFile::Open(Config()).ok());
