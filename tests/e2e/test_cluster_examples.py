@@ -144,6 +144,10 @@ def test_the_kubernetes_manifests_fit_together():
     assert env["PET_MASTER_ADDR"] == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
     assert int(env["PET_NNODES"]) == job["spec"]["completions"] == job["spec"]["parallelism"]
     assert {mount["name"] for mount in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    uid, gid = map(int, re.findall(r"(?m)^USER (\d+):(\d+)$", (EXAMPLES / "Dockerfile").read_text())[-1])
+    assert uid != 0
+    assert pod["securityContext"] == {"runAsNonRoot": True, "runAsUser": uid, "runAsGroup": gid, "fsGroup": gid}
+    assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
     for document in (service, job):
         validate.validate(document, validate.latest_version(), strict=True)

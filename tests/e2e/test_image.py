@@ -19,6 +19,7 @@ import pytest
 from harness import BUILD, ROOT, ROPETEAM, ROPETEAMD, free_port
 from installations import run, show_torch
 
+IMAGE_USER = "1000:1000"
 DOCKERFILE = ROOT / "examples" / "Dockerfile"
 NO_RECOMMENDS = "apt-get install -y --no-install-recommends "
 
@@ -79,6 +80,8 @@ class Stage:
             self.env(text)
         elif keyword == "WORKDIR":
             self.enter(text)
+        elif keyword == "USER":
+            assert text == IMAGE_USER
         elif keyword == "SHELL":
             self.shell = json.loads(text)
         elif keyword == "RUN":
@@ -132,6 +135,8 @@ class Stage:
             launcher.write_text(f"#!{python}\nfrom torch.distributed.run import main\nmain()\n")
             launcher.chmod(0o755)
             return
+        if text.startswith("useradd"):
+            return  # this machine gets no new user
         # Nothing is downloaded or compiled: the wheel contains the build under test.
         quick = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
         quick["CMAKE_ARGS"] = f"-DROPETEAM_PREBUILT={BUILD.resolve()}"
@@ -160,9 +165,10 @@ def test_the_steps_make_an_image_that_trains(finished_build, own_store, tmp_path
     command: list[str] = []
     for keyword, text in instructions(DOCKERFILE.read_text()):
         if keyword == "FROM":
-            assert text.startswith("debian:12-slim")
-            stage = Stage(tmp_path / f"stage-{len(stages)}", path)
-            stages[text.partition(" AS ")[2]] = stage
+            base, _, name = text.partition(" AS ")
+            assert base == "debian:12-slim" or base in stages
+            stage = stages[base] if base in stages else Stage(tmp_path / f"stage-{len(stages)}", path)
+            stages[name] = stage
         elif keyword == "CMD":
             command = json.loads(text)
         else:
@@ -174,6 +180,14 @@ def test_the_steps_make_an_image_that_trains(finished_build, own_store, tmp_path
     asked = "command -v ropeteam; ropeteam --version; ropeteamd --version"
     said = run("sh", "-c", asked, cwd=stage.workdir, **environment).stdout
     assert said == f"{stage.files}/venv/bin/ropeteam\nropeteam 0.1.0\nropeteamd 0.1.0\n"
+
+
+def test_the_image_does_not_run_as_root_and_that_for_skypilot_does():
+    _, *stages = re.split(r"(?m)^FROM ", DOCKERFILE.read_text())[1:]
+    assert [stage.split("\n")[0] for stage in stages] == ["debian:12-slim AS skypilot", "skypilot"]
+    users = [[text for keyword, text in instructions(stage) if keyword == "USER"] for stage in stages]
+    assert users == [[], [IMAGE_USER]]
+    assert f"useradd --uid {IMAGE_USER.split(':')[0]} --create-home " in stages[-1], "torch asks for its name and home"
 
 
 def test_the_image_has_what_the_programs_load():
