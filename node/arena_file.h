@@ -2,7 +2,7 @@
 //
 // The file with an arena, so that the arena outlives every process: `ropeteam-<job>-<node>.arena` in a tmpfs or
 // hugetlbfs directory, mode 0600. Only one daemon uses it at a time: the file is locked as long as the ArenaFile
-// exists. The contents of a file are never destroyed unless `reset` is set.
+// exists. The contents of a file are never destroyed unless `reset` is set, or they are shorter than a superblock.
 //
 // Not thread-safe.
 
