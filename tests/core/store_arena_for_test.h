@@ -46,6 +46,11 @@ class ArenaMemory {
   arena::ChunkDescriptor* descriptor(uint32_t index) {
     return reinterpret_cast<arena::ChunkDescriptor*>(data() + superblock()->descriptors_begin) + index;
   }
+  // Of an arena with tags.
+  ChunkTag* tag(uint32_t index) {
+    const arena::Layout layout = arena::LayoutOf(superblock()->chunk_count, superblock()->chunk_bytes, true);
+    return reinterpret_cast<ChunkTag*>(data() + layout.tags_begin) + index;
+  }
 
  private:
   struct Page {
@@ -140,13 +145,15 @@ inline void ForgeDigest(ArenaMemory* memory, uint32_t index) {
   arena::Slot* slot = memory->slot(index);
   std::vector<uint32_t> chunks;
   std::vector<uint32_t> crcs;
+  std::vector<ChunkTag> tags;
   uint32_t chunk = index;
   for (uint32_t i = 0; i < slot->chunk_count && chunk < memory->superblock()->chunk_count; ++i) {
     chunks.push_back(chunk);
     crcs.push_back(memory->descriptor(chunk)->crc);
+    if (slot->key != kPlaintext) tags.push_back(*memory->tag(chunk));
     chunk = memory->descriptor(chunk)->next;
   }
-  slot->state = arena::EncodeSlotState({arena::SlotDigest(*slot, chunks, crcs), Role::kOwn, false});
+  slot->state = arena::EncodeSlotState({arena::SlotDigest(*slot, chunks, crcs, tags), Role::kOwn, false});
 }
 
 // While it exists, calls `action` at each crash point of the Store, except those reached within `action`.

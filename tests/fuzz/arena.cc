@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Damaged tables of an arena that a former process left. The Store must work with whatever Adopt() accepts,
-// and the next process must find the same shards.
+// Damaged tables of an arena that a former process left, without and with encrypted copies. The Store must work with
+// whatever Adopt() accepts, and the next process must find the same shards.
 
 #include "tests/core/store_arena_for_test.h"
 #include "tests/fuzz/fuzz.h"
@@ -11,24 +11,47 @@ namespace ropeteam::fuzz {
 namespace {
 
 constexpr uint64_t kChunks = 16;
+constexpr KeyId kKey = 0x1a2b3c4d5e6f7788;
 
 // Changes of the arena. A forge makes a checksum match the damaged slot or superblock.
 enum Op : uint8_t { kBytes, kSlot, kDescriptor, kForgeSlot, kForgeSuperblock, kOps };
 
-ArenaMemory ThreeShards() {
-  ArenaMemory memory = ArenaMemory::ForChunks(kChunks);
-  const auto store = FormatForTest(&memory);
-  ROPETEAM_CHECK(SaveForTest(store.get(), {1, 10, 0}, 2 * kSmallChunk + 5).ok());
-  ROPETEAM_CHECK(SaveForTest(store.get(), {1, 10, 1}, 77, Role::kReplica).ok());
-  ROPETEAM_CHECK(SaveForTest(store.get(), {1, 11, 0}, 3 * kSmallChunk, Role::kCache).ok());
-  store->SetIncarnationMax(4);
-  return memory;
-}
+// The parts of an arena, as a former process has laid it out.
+struct Image {
+  explicit Image(bool encrypted)
+      : identity{kIdentity.job, kIdentity.node, encrypted},
+        layout(arena::LayoutOf(kChunks, kSmallChunk, encrypted)),
+        memory(Store::MemoryFor(kChunks, kSmallChunk, encrypted)) {
+    const auto store = Store::Format(memory.span(), kSmallChunk, identity).value();
+    Save(store.get(), {1, 10, 0}, 2 * kSmallChunk + 5, Role::kOwn);
+    Save(store.get(), {1, 10, 1}, 77, Role::kReplica);
+    Save(store.get(), {1, 11, 0}, 3 * kSmallChunk, Role::kCache);
+    store->SetIncarnationMax(4);
+  }
+  // A node of a job that encrypts has its own shards as plaintext, and those of others as ciphertext.
+  void Save(Store* store, const ShardId& id, uint64_t bytes, Role role) const {
+    const ShardMeta meta = MetaForTest(id, bytes);
+    const std::vector<Extent> extents = store->Allocate(ChunksFor(bytes, kSmallChunk)).value();
+    std::vector<uint32_t> crcs = FillForTest(store, meta, extents);
+    Encryption encryption;
+    if (identity.encrypted) encryption.salt = {{11, 12}, 1 + id.rank};
+    if (identity.encrypted && role != Role::kOwn) {
+      encryption.key = kKey;
+      for (const uint32_t crc : crcs) encryption.tags.push_back({{crc, ~crc}, crc + 1, 0});
+    }
+    ROPETEAM_CHECK(store->Seal(meta, role, extents, std::move(crcs), std::move(encryption)).ok());
+  }
 
-void Change(FromBytes* in, ArenaMemory* memory) {
-  const uint64_t slots = sizeof(arena::Superblock);
-  const uint64_t descriptors = slots + kChunks * sizeof(arena::Slot);
-  const uint64_t end = descriptors + kChunks * sizeof(arena::ChunkDescriptor);
+  ArenaIdentity identity;
+  arena::Layout layout;
+  ArenaMemory memory;
+};
+
+void Change(FromBytes* in, const Image& image, ArenaMemory* memory) {
+  const uint64_t slots = image.layout.slots_begin;
+  const uint64_t descriptors = image.layout.descriptors_begin;
+  const uint64_t end = image.identity.encrypted ? image.layout.tags_begin + kChunks * sizeof(ChunkTag)
+                                                : descriptors + kChunks * sizeof(arena::ChunkDescriptor);
   const auto write = [&](uint64_t at, const auto& value) {
     std::memcpy(memory->data() + std::min(at, end - sizeof(value)), &value, sizeof(value));
   };
@@ -45,8 +68,8 @@ void Change(FromBytes* in, ArenaMemory* memory) {
   } else if (op == kForgeSlot) {
     // ForgeDigest() finds the slots by the superblock, which may be damaged.
     arena::Superblock damaged = *memory->superblock();
-    *memory->superblock() = arena::NewSuperblock(memory->span().size(), kSmallChunk,
-                                                 arena::LayoutOf(kChunks, kSmallChunk), kIdentity);
+    *memory->superblock() =
+        arena::NewSuperblock(memory->span().size(), kSmallChunk, image.layout, image.identity);
     if (memory->slot(index)->chunk_count <= kChunks) ForgeDigest(memory, index);
     *memory->superblock() = damaged;
   } else {
@@ -78,23 +101,36 @@ void Use(Store* store) {
   store->CheckInvariants();
 }
 
-void RunArena(std::string_view input) {
-  static const ArenaMemory* const kImage = new ArenaMemory(ThreeShards());
-  ArenaMemory memory = *kImage;
-  for (FromBytes in(input); !in.done();) Change(&in, &memory);
+void RunOn(const Image& image, std::string_view input) {
+  ArenaMemory memory = image.memory;
+  for (FromBytes in(input); !in.done();) Change(&in, image, &memory);
 
   Store::AdoptReport report;
-  Result<std::unique_ptr<Store>> store = Store::Adopt(memory.span(), kSmallChunk, kIdentity, &report);
+  Result<std::unique_ptr<Store>> store = Store::Adopt(memory.span(), kSmallChunk, image.identity, &report);
   if (!store.ok()) return;
   ROPETEAM_CHECK(report.shards == (*store)->shards().size());
+  if (input.empty()) ROPETEAM_CHECK(report.shards == 3);
   Use(store->get());
-  std::vector<ShardMeta> metas;
-  for (const auto& [id, shard] : (*store)->shards()) metas.push_back(shard->meta);
+  std::vector<std::pair<ShardMeta, Encryption>> found;
+  for (const auto& [id, shard] : (*store)->shards()) found.emplace_back(shard->meta, shard->encryption);
   store->reset();
 
-  store = Store::Adopt(memory.span(), kSmallChunk, kIdentity, &report);
-  ROPETEAM_CHECK(store.ok() && report.rejected.empty() && report.shards == metas.size());
-  for (const ShardMeta& meta : metas) ROPETEAM_CHECK((*store)->Find(meta.id)->meta == meta);
+  store = Store::Adopt(memory.span(), kSmallChunk, image.identity, &report);
+  ROPETEAM_CHECK(store.ok() && report.rejected.empty() && report.shards == found.size());
+  for (const auto& [meta, encryption] : found) {
+    const SealedShard* const again = (*store)->Find(meta.id);
+    ROPETEAM_CHECK(again->meta == meta && again->encryption == encryption);
+  }
+}
+
+void RunArena(std::string_view input) {
+  static const Image* const kImage = new Image(false);
+  RunOn(*kImage, input);
+}
+
+void RunEncryptedArena(std::string_view input) {
+  static const Image* const kImage = new Image(true);
+  RunOn(*kImage, input);
 }
 
 std::vector<std::string> ArenaSeeds() {
@@ -115,7 +151,23 @@ std::vector<std::string> ArenaSeeds() {
   };
 }
 
+// As ArenaSeeds(), and changes of keys, salts and tags.
+std::vector<std::string> EncryptedArenaSeeds() {
+  std::vector<std::string> seeds = ArenaSeeds();
+  const uint64_t tags = arena::LayoutOf(kChunks, kSmallChunk, true).tags_begin;
+  for (const size_t field : {offsetof(arena::Slot, key), offsetof(arena::Slot, salt) + 16})
+    for (const uint32_t index : {0, 3, 4})
+      for (const uint64_t value : {uint64_t{0}, uint64_t{9}})
+        seeds.push_back(
+            ToBytes().Byte(kSlot).Byte(index).Byte(field).Put(value).Byte(kForgeSlot).Byte(index).bytes());
+  seeds.push_back(
+      ToBytes().Byte(kBytes).Byte(0).Put(tags + 3 * sizeof(ChunkTag)).Put(std::string(24, 'x')).bytes() +
+      ToBytes().Byte(kForgeSlot).Byte(3).bytes());
+  return seeds;
+}
+
 const Target kArena("arena", RunArena, ArenaSeeds);
+const Target kEncryptedArena("arena_encrypted", RunEncryptedArena, EncryptedArenaSeeds);
 
 }  // namespace
 }  // namespace ropeteam::fuzz

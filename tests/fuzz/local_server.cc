@@ -10,24 +10,33 @@
 namespace ropeteam::fuzz {
 namespace {
 
-using Requests = std::tuple<local::Hello, local::SaveBegin, local::SaveExtend, local::SaveFilled,
-                            local::SaveCommit, local::SaveAbort, local::Wait, local::Latest, local::ViewOpen,
-                            local::ViewRepair, local::ViewClose, local::Admin, local::GpuBuffer,
-                            local::GpuBufferEnd, local::SaveDirect, local::SaveSettle, local::Persist,
-                            local::StorageList, local::ViewRead, local::Drop, local::SetPolicy>;
+using Requests =
+    std::tuple<local::Hello, local::SaveBegin, local::SaveExtend, local::SaveFilled, local::SaveCommit,
+               local::SaveAbort, local::Wait, local::Latest, local::ViewOpen, local::ViewRepair,
+               local::ViewClose, local::Admin, local::GpuBuffer, local::GpuBufferEnd, local::SaveDirect,
+               local::SaveSettle, local::Persist, local::StorageList, local::ViewRead, local::Drop,
+               local::SetPolicy, local::Trace, local::Rejoin, local::Quarantine, local::Drain, local::Forget>;
 constexpr Type kTypes[] = {Type::kHello,      Type::kSaveBegin,    Type::kSaveExtend, Type::kSaveFilled,
                            Type::kSaveCommit, Type::kSaveAbort,    Type::kWait,       Type::kLatest,
                            Type::kViewOpen,   Type::kViewRepair,   Type::kViewClose,  Type::kAdmin,
                            Type::kGpuBuffer,  Type::kGpuBufferEnd, Type::kSaveDirect, Type::kSaveSettle,
                            Type::kPersist,    Type::kStorageList,  Type::kViewRead,   Type::kDrop,
-                           Type::kSetPolicy};
+                           Type::kSetPolicy,  Type::kTrace,        Type::kRejoin,     Type::kQuarantine,
+                           Type::kDrain,      Type::kForget};
 static_assert(std::size(kTypes) == std::tuple_size_v<Requests>);
+// The other types are answers. A new request belongs into both lists; kForget is the last type of all.
+constexpr size_t kAnswerTypes = 9;
+static_assert(std::size(kTypes) + kAnswerTypes == static_cast<size_t>(Type::kForget));
 
 enum Op : uint8_t { kRequest, kBytes, kConnect, kDescriptor, kTime, kOps };
 
 class World : LocalServerTest {
  public:
-  World() { SetUp(); }
+  World() {
+    rejoin_ = [](const std::string&, bool) { return OkStatus(); };
+    drain_ = [this](TimeUs) { draining_ = true; };
+    SetUp();
+  }
   ~World() override { TearDown(); }
 
   void Run(std::string_view input) {
@@ -63,6 +72,9 @@ class World : LocalServerTest {
       SendBytes(client.get(), in->Text());
     } else if (op == kConnect) {
       client = Connect();
+    } else if (draining_) {
+      server_->OnDrained("{}");
+      draining_ = false;
     } else if (engine_->NextTimer() != UINT64_MAX) {
       const TimeUs due = engine_->NextTimer();
       Drive([&](Engine& engine, TimeUs) { engine.OnTimer(due); });
@@ -81,6 +93,7 @@ class World : LocalServerTest {
 
   UniqueFd clients_[2];
   uint64_t request_ = 0;
+  bool draining_ = false;  // a client waits until this node leaves
 };
 
 void RunLocalServer(std::string_view input) { World().Run(input); }
@@ -115,6 +128,12 @@ std::vector<std::string> LocalServerSeeds() {
     ask.command = static_cast<local::AdminCommand>(command);
     seeds.push_back(saved + request(1, 0, admin) + request(1, 11, ask));
   }
+  const std::string tool = saved + request(1, 0, admin);
+  seeds.push_back(tool + request(1, 21, local::Trace{7, true, 1, 0}) + request(1, 24, local::Drain{1}) +
+                  ToBytes().Byte(kTime).Byte(0).bytes());
+  seeds.push_back(tool + request(1, 22, local::Rejoin{"127.0.0.1:1", true}) +
+                  request(1, 23, local::Quarantine{1, false, 0}) +
+                  request(1, 25, local::Forget{"node-1", 0}) + request(1, 19, local::Drop{1, 0}));
   return seeds;
 }
 

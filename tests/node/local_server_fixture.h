@@ -96,6 +96,8 @@ class LocalServerTest : public ::testing::Test {
     server.facts.node = "node-0";
     server.transport = [] { return Transport::Counters(); };
     server.device_buffers = device_buffers_;
+    server.rejoin = rejoin_;
+    server.drain = drain_;
     server.hello.transport = "test";
     server.list_storage = [this](uint32_t steps_max, TimeUs, LocalServer::StorageListDone done) {
       listings_.emplace_back(steps_max, std::move(done));
@@ -195,7 +197,10 @@ class LocalServerTest : public ::testing::Test {
       Drive([](Engine& engine, TimeUs now) { engine.OnTimer(now); });
   }
 
-  DeviceBuffers* device_buffers_ = nullptr;                                  // before SetUp()
+  // Of the server's configuration; before SetUp().
+  DeviceBuffers* device_buffers_ = nullptr;
+  std::function<Status(const std::string& coordinator, bool force)> rejoin_;
+  std::function<void(TimeUs within_us)> drain_;
   std::vector<std::pair<uint32_t, LocalServer::StorageListDone>> listings_;  // requested so far
   std::string directory_;
   EventLoop loop_;
