@@ -8,6 +8,7 @@ Python loads.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import ipaddress
 import json
 import os
@@ -67,6 +68,18 @@ def free_port(address: str = "127.0.0.1") -> int:
             probe.bind((address, port))
             return port
     pytest.fail(f"no port of {PORTS} is free at {address}")
+
+
+def e2e_fixture(name: str) -> Any:
+    """A fixture of this folder's conftest.py, for tests of another folder. It is loaded under another name,
+    since that folder may have a `conftest` too."""
+    if "e2e_conftest" not in sys.modules:
+        path = pathlib.Path(__file__).with_name("conftest.py")
+        spec = importlib.util.spec_from_file_location("e2e_conftest", path)
+        assert spec is not None and spec.loader is not None
+        sys.modules["e2e_conftest"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["e2e_conftest"])
+    return getattr(sys.modules["e2e_conftest"], name)
 
 
 def clean_environment(**more: str) -> dict[str, str]:

@@ -7,7 +7,6 @@ A test starts daemons with `cluster` (tests/e2e), and a program of tests/framewo
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import pathlib
@@ -23,23 +22,11 @@ E2E = pathlib.Path(__file__).resolve().parents[1] / "e2e"
 PROGRAMS = pathlib.Path(__file__).resolve().parent / "programs"
 sys.path.insert(0, str(E2E))
 
-from harness import WAIT_S, Cluster, environment  # noqa: E402
+from harness import WAIT_S, Cluster, e2e_fixture, environment  # noqa: E402
 
 
-def _of_e2e(name: str) -> Any:
-    """A fixture of tests/e2e/conftest.py, which is loaded under another name, since this file is also
-    `conftest`."""
-    spec = importlib.util.spec_from_file_location("e2e_conftest", E2E / "conftest.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules.get("e2e_conftest") or importlib.util.module_from_spec(spec)
-    if "e2e_conftest" not in sys.modules:
-        sys.modules["e2e_conftest"] = module
-        spec.loader.exec_module(module)
-    return getattr(module, name)
-
-
-cluster = _of_e2e("cluster")
-own_store = _of_e2e("own_store")
+cluster = e2e_fixture("cluster")
+own_store = e2e_fixture("own_store")
 
 
 @dataclass
