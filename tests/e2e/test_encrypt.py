@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--encrypt-replicas: what can be read of a shard on the network and in a holder's memory."""
+"""--encrypt-replicas: what can be read of a shard on the network and in a holder's memory. The control connections can
+be read in no case."""
 
 from __future__ import annotations
 
+import collections
 import mmap
 import os
 import socket
@@ -16,6 +18,7 @@ from ropeteam import Level
 # Every frame and every chunk contains this whole pattern.
 PATTERN = b"<these are weights that nobody but their rank should read......>"
 NAME = "layers.17.attention.weight"
+JOB = "a-job-that-only-its-control-connections-name"
 DATA = PATTERN * (6_000_000 // len(PATTERN))
 CHUNK = 1 << 20
 OPTIONS = ["--encrypt-replicas", "--chunk-size", "1M"]
@@ -35,12 +38,12 @@ class Capture:
         self._end = os.urandom(32)
         self._thread = threading.Thread(target=self._run)
         self.bytes = 0
-        self.found = 0
+        self.found: collections.Counter[bytes] = collections.Counter()
 
     def _run(self) -> None:
         while self._end not in (frame := self._socket.recv(1 << 17)):
             self.bytes += len(frame)
-            self.found += sum(map(frame.count, self._words))
+            self.found.update({word: frame.count(word) for word in self._words})
 
     def __enter__(self) -> Capture:
         self._thread.start()
@@ -98,8 +101,8 @@ def load(node: Daemon, step: int) -> bytes:
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_a_capture_of_the_network_and_a_holders_memory_have_nothing_of_a_chunk(cluster, encrypted):
     need_capture()
-    nodes = cluster(2, options=OPTIONS if encrypted else OPTIONS[1:])
-    with Capture(PATTERN, NAME.encode()) as seen:
+    with Capture(PATTERN, NAME.encode(), JOB.encode()) as seen:
+        nodes = cluster(2, options=OPTIONS if encrypted else OPTIONS[1:], job=JOB)
         save(nodes, 1, DATA)
         there = held(nodes[1], PATTERN) + held(nodes[1], NAME.encode())
         assert held(nodes[0], PATTERN) >= len(DATA) // len(PATTERN), "the rank's own copy is in clear"
@@ -108,11 +111,12 @@ def test_a_capture_of_the_network_and_a_holders_memory_have_nothing_of_a_chunk(c
         nodes.wait_members(2)
         assert load(nodes[0], 1) == DATA  # the holder's copy, over the network
     assert seen.bytes > 2 * len(DATA)
+    assert seen.found[JOB.encode()] == 0
     if encrypted:
-        assert (seen.found, there) == (0, 0)
+        assert (seen.found.total(), there) == (0, 0)
         assert "replicas encrypted" in nodes[0].status()["daemon"]["security"]["data"]
     else:
-        assert seen.found > 0 and there > 0, "the capture or the search is blind"
+        assert seen.found[PATTERN] > 0 and there > 0, "the capture or the search is blind"
 
 
 def test_bad_chunks_of_both_kinds_are_found_and_repaired(cluster):

@@ -149,6 +149,15 @@ def test_a_rank_of_an_older_incarnation_is_refused_in_words(cluster):
     zombie.close()
 
 
+def test_a_rank_that_saves_alone_is_stopped_after_256_steps(cluster):
+    nodes = cluster(1, options=["--chunk-size", "4K"])
+    with nodes[0].open(0, 2, "run") as alone:
+        for step in range(1, 257):
+            alone.save(step, {"data": b"x"})
+        with pytest.raises(ropeteam.NoSpace, match="256 steps .* the other ranks have not saved them"):
+            alone.save(257, {"data": b"x"})
+
+
 def test_two_runs_with_one_token_are_two_incarnations(cluster):
     nodes = cluster(2)
     first = [nodes[rank].open(rank, 2, "kept") for rank in range(2)]

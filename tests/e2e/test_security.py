@@ -72,6 +72,17 @@ def test_an_intruder_is_refused_in_words_and_disturbs_nobody(cluster, place):
     check_undisturbed(nodes, before, said)
 
 
+def test_without_a_key_anybody_joins(cluster, place):
+    nodes = cluster(1, options=["--insecure"])
+    own = daemon(place, "--node", "node-9", "--ordinal", "9", "--nodes", "1", "--no-embed-coordinator")
+    own += ["--coordinator", nodes.coordinator, "--listen", "127.0.0.9", "--insecure"]
+    with subprocess.Popen(own, env=environment(), stderr=subprocess.DEVNULL) as stranger:
+        try:
+            nodes.wait_members(2)
+        finally:
+            stranger.terminate()
+
+
 def test_another_user_of_the_host_is_an_intruder_without_any_option(cluster, place):
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("becoming another user takes root and setpriv (Debian: util-linux)")

@@ -123,6 +123,7 @@ def attacked(cluster, tmp_path) -> Iterator[Attacked]:
         wait_until(lambda: made.committed() > 0, "the first step")
         # Coordinator, control, data and metrics; the coordinator is on the first node.
         assert len(made.all) == 7 and set(made.data + made.metrics) < set(made.all)
+        assert {host for node in nodes.nodes for host, _ in node.listening()} == set(addresses)
         yield made
 
 
