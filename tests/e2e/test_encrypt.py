@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--encrypt-replicas: what can be read of a shard on the network and in a holder's memory. The control connections can
-be read in no case."""
+"""--encrypt-replicas: what can be read of a shard on the network and in a holder's memory. The control
+connections can be read in no case."""
 
 from __future__ import annotations
 

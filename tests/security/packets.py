@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends packets to ports, as a process of its own that may run as another user.
 
-    packets.py ATTACK PACKETS SEED ADDRESS:PORT…       (ATTACK: rxm, random, or the file of a member's certificate)
+    packets.py ATTACK PACKETS SEED ADDRESS:PORT…     (ATTACK: rxm, random, or the file of a member's identity)
 
-It prints how many connections were opened, and how many of them a server has answered. A connection carries many
-packets. It is not closed before the server has had the time to read some of them."""
+It prints how many connections were opened, and how many of them a server has answered. A connection carries
+many packets. It is not closed before the server has had the time to read some of them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ BEGINNINGS = [
 
 
 def rxm_connection(kind: int, rng: random.Random) -> bytes:
-    """What libfabric's tcp;ofi_rxm accepts from anybody: a connect request, and one message with a header of 64
-    bytes, of this type, that names a connection and a message which do not exist. It ends a process that uses
+    """What libfabric's tcp;ofi_rxm accepts from anybody: a connect request, and one message. The message's header
+    of 64 bytes has this type, and names a connection and a message that do not exist. It ends a process that uses
     libfabric 1.17."""
     connect = struct.pack("<BBBB", 1, 2, 4, 3) + struct.pack(">H", rng.randrange(1, 65536))
     connect += struct.pack("<BBIIQ", 2, 0, 16384, 1024, rng.getrandbits(64))

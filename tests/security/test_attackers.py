@@ -17,7 +17,8 @@ def existing() -> set[str]:
     """The names of all tests, as the page has them."""
     found = set()
     for path in (ROOT / "tests").rglob("test_*.py"):
-        found.update(f"{path.name}::{name}" for name in re.findall(r"^def (test_\w+)", path.read_text(), re.M))
+        names = re.findall(r"^def (test_\w+)", path.read_text(), re.M)
+        found.update(f"{path.name}::{name}" for name in names)
     for path in (ROOT / "tests").rglob("*.cc"):
         names = re.findall(r"^TEST(?:_[FP])?\((\w+),\s*(\w+)\)", path.read_text(), re.M)
         found.update(".".join(each) for each in names)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attacks on every port of running daemons, and on their local sockets. PACKETS in the environment sets how many
-packets are sent in all.
+"""Attacks on every port of running daemons, and on their local sockets. PACKETS in the environment sets how
+many packets are sent in all.
 
 At the data port a member needs the secret of a view. TcpTest.AMembersGarbageEndsItsConnectionOnly has it
 (FRAMES sets the number of its packets), and so has the fuzz target tcp_target."""
@@ -83,7 +83,7 @@ class Attacked:
 
     @contextlib.contextmanager
     def survive(self) -> Iterator[None]:
-        """Steps are committed from the block's begin on and after it. No daemon restarts, and no view comes."""
+        """Steps are committed during the block and after it. No daemon restarts, and no view comes."""
         processes = [node.process for node in self.nodes.nodes]
         views = [VIEW.findall(node.log_text()) for node in self.nodes.nodes]
         before = self.committed()

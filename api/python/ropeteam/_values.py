@@ -262,13 +262,13 @@ def new_tensor(info: ObjectInfo, what: str) -> Any:
     dtype = getattr(torch, info.dtype or "", None)
     if not isinstance(dtype, torch.dtype):
         raise Unsupported(f"{what}: this torch ({torch.__version__}) has no dtype {info.dtype}")
-    tensor = torch.empty(info.shape or (), dtype=dtype)
-    length = tensor.numel() * tensor.element_size()
+    # Before it is allocated: the shape may come from anybody.
+    length = math.prod(info.shape or ()) * torch.empty((), dtype=dtype).element_size()
     if length != info.length:
         raise Corrupt(
             f"{what}: {info.dtype} of shape {info.shape} takes {length} bytes, the object has {info.length}"
         )
-    return tensor
+    return torch.empty(info.shape or (), dtype=dtype)
 
 
 def encode_json(value: JsonValue) -> bytes:
@@ -303,7 +303,7 @@ def decode_metadata(encoded: bytes) -> dict[str, Any]:
         metadata = json.loads(encoded)
         if isinstance(metadata, dict):
             return metadata
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     raise Corrupt(f"the object {METADATA_NAME} is not a JSON object")
 
@@ -343,6 +343,10 @@ def encode_index(infos: Mapping[str, ObjectInfo], world_size: int) -> bytes | No
     return json.dumps(index, separators=(",", ":")).encode()
 
 
+#: As storage/format's kStepRanksMax.
+_RANKS_MAX = 131072
+
+
 @dataclass(frozen=True)
 class Index:
     """A shard's index object, decoded."""
@@ -356,23 +360,45 @@ def decode_index(encoded: bytes) -> Index:
         index = json.loads(encoded)
         version, objects = index["version"], index["objects"]
         if version in (1, INDEX_VERSION) and all(isinstance(entry, dict) for entry in objects.values()):
-            return Index(objects, index["world_size"] if version > 1 else None)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+            world_size = index["world_size"] if version > 1 else None
+            if version > 1 and not 1 <= _number(world_size) <= _RANKS_MAX:
+                raise ValueError(f"world_size is {world_size}, at least 1, limit {_RANKS_MAX}")
+            return Index(objects, world_size)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Corrupt(f"the object {INDEX_NAME} is not a shard's index: {error}") from error
     raise Unsupported(f"the shard's index has version {version}, this package reads 1 to {INDEX_VERSION}")
 
 
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r:.100} is not a number of 63 bits")
+    return value
+
+
+def _numbers(values: object) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        raise ValueError(f"{values!r:.100} is not a list of numbers")
+    return tuple(_number(value) for value in values)
+
+
 def object_info(name: str, length: int, index: Mapping[str, Mapping[str, Any]]) -> ObjectInfo:
+    """Corrupt: the entry is invalid."""
     entry = index.get(name)
     if entry is None:
         return ObjectInfo(kind="bytes", length=length)
-    shape, whole, runs, at = (entry.get(key) for key in ("shape", "global", "runs", "at"))
-    return ObjectInfo(
-        kind=str(entry.get("kind", "bytes")),
-        length=length,
-        dtype=entry.get("dtype"),
-        shape=None if shape is None else tuple(shape),
-        global_shape=None if whole is None else tuple(whole),
-        layout=None if runs is None else tuple(tuple(zip(each[::2], each[1::2])) for each in runs),
-        at=None if at is None else (int(at[0]), str(at[1])),
-    )
+    dtype, shape, whole, runs, at = (entry.get(key) for key in ("dtype", "shape", "global", "runs", "at"))
+    try:
+        if dtype is not None and not isinstance(dtype, str):
+            raise ValueError(f"dtype {dtype!r:.100} is not a name")
+        layout = None if runs is None else [_numbers(each) for each in runs]
+        return ObjectInfo(
+            kind=str(entry.get("kind", "bytes")),
+            length=length,
+            dtype=dtype,
+            shape=None if shape is None else _numbers(shape),
+            global_shape=None if whole is None else _numbers(whole),
+            layout=None if layout is None else tuple(tuple(zip(each[::2], each[1::2])) for each in layout),
+            at=None if at is None else (_number(at[0]), str(at[1])),
+        )
+    except (ValueError, TypeError, LookupError) as error:
+        raise Corrupt(f"the index's entry of {name} is invalid: {error}") from error

@@ -100,8 +100,9 @@ def unflatten(skeleton: JsonValue, tensors: Mapping[str, torch.Tensor]) -> Any:
     """
     try:
         return _Unflattener(tensors).decode(skeleton)
-    except (KeyError, ValueError, TypeError, AttributeError, IndexError, OverflowError) as error:
-        if isinstance(error, (NotFound, Corrupt, Unsupported)):
+    # RuntimeError: of torch, and a recursion that is too deep.
+    except (LookupError, ValueError, TypeError, AttributeError, OverflowError, RuntimeError) as error:
+        if isinstance(error, RopeteamError):
             raise
         raise Corrupt(f"this is not a state that was flattened: {type(error).__name__}: {error}") from error
 
@@ -290,7 +291,7 @@ class _Unflattener:
             return {key: self.decode(inner) for key, inner in value.items()}
         tag = value[_TAG]
         if tag in _MAKE_SEQUENCE:
-            return _MAKE_SEQUENCE[tag](self.decode(value["items"]))
+            return _MAKE_SEQUENCE[tag](self._items(value))
         if tag in _MAPPINGS.values():
             return self._mapping(tag, value)
         return self._other(tag, value)
@@ -300,6 +301,12 @@ class _Unflattener:
             return self._tensors[name]
         except KeyError:
             raise NotFound(f"the state needs a tensor {name!r}, which was not saved with it") from None
+
+    def _items(self, value: Mapping[str, Any]) -> list[Any]:
+        """The items of a sequence, which are a list: of a long range, a list would take all memory."""
+        if not isinstance(value["items"], list):
+            raise Corrupt(f"the items of a {value[_TAG]} are not a list")
+        return [self.decode(inner) for inner in value["items"]]
 
     def _mapping(self, tag: str, value: Mapping[str, Any]) -> Any:
         items = [(self.decode(key), self.decode(inner)) for key, inner in value["items"]]
@@ -330,9 +337,9 @@ class _Unflattener:
         if tag in ("bytes", "bytearray"):
             return self._bytes(value) if tag == "bytes" else bytearray(self._bytes(value))
         if tag == "deque":
-            return deque(self.decode(value["items"]), value["maxlen"])
+            return deque(self._items(value), value["maxlen"])
         if tag in ("range", "slice"):
-            return (range if tag == "range" else slice)(*self.decode(value["items"]))
+            return (range if tag == "range" else slice)(*self._items(value))
         if tag in _TORCH_NAMED.values():
             made = getattr(torch, value["value"])
             if _TORCH_NAMED.get(type(made)) != tag:
@@ -371,6 +378,7 @@ class _Unflattener:
             raise Unsupported("the state has values of numpy's, and numpy is not installed") from error
         if tag == "numpy.random":
             state = self.decode(value["state"])
+            check_numpy_position(state)
             if value["kind"] == "RandomState":
                 made = numpy.random.RandomState(_bit_generator(numpy, state["bit_generator"]))
                 made.set_state(state)
@@ -404,6 +412,18 @@ def _bit_generator(numpy: Any, name: str) -> Any:
     if name not in _BIT_GENERATORS:
         raise Corrupt(f"{name!r} is not a bit generator of numpy's")
     return getattr(numpy.random, name)()
+
+
+def check_numpy_position(state: Mapping[str, Any]) -> None:
+    """numpy reads at this place of its buffer without a check of its own. Corrupt: it is outside."""
+    kind = state["bit_generator"]
+    place, limit = 0, 0  # of a kind without such a place
+    if kind == "MT19937":
+        place, limit = state["state"]["pos"], 624
+    elif kind == "Philox":
+        place, limit = state["buffer_pos"], 4
+    if type(place) is not int or not 0 <= place <= limit:
+        raise Corrupt(f"a random generator {kind} at position {place!r:.100} of its buffer, limit {limit}")
 
 
 def _dtype_list(described: Any) -> list[tuple[Any, ...]]:

@@ -18,7 +18,7 @@ from .._errors import InvalidArgument, NotFound
 from .._values import JsonValue, Value, is_tensor
 from ._optimizer import OptimizerPlan, optimizer_objects, parameter_names
 from ._pieces import held
-from ._plain import flatten
+from ._plain import check_numpy_position, flatten
 from ._replicas import save_tensors
 from ._reshard import Filling, SavedStep, open_step
 
@@ -337,4 +337,5 @@ def _restore_rng(view: View) -> None:
         except ImportError:
             return
         kind, keys, position, has_gauss, gauss = view.value("rng/numpy")
+        check_numpy_position({"bit_generator": kind, "state": {"pos": position}})
         numpy.random.set_state((kind, numpy.array(keys, dtype=numpy.uint32), position, has_gauss, gauss))
