@@ -358,6 +358,11 @@ Result<StoreAnswer> EtcdClient::Impl::AnswerOf(CallWork* call, const grpc::Statu
   uint64_t cluster_id = 0;
   if (const auto* txn = std::get_if<StoreTxn>(&call->request)) {
     answer = Decode(&call->txn_answer);
+    if (txn->compare.empty() && !answer.succeeded) {
+      Leave(call->connection.get());
+      return Error(Code::kUnavailable, "%s: invalid answer, a request without a condition has failed one",
+                   endpoint.c_str());
+    }
     if (const size_t asked = (answer.succeeded ? txn->success : txn->failure).size();
         answer.found.size() != asked) {
       Leave(call->connection.get());

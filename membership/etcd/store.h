@@ -31,8 +31,8 @@ struct StoreOp {
   StoreLease lease = 0;    // kPut: the key is deleted when the lease ends
 };
 
-// If all of `compare` is true, all of `success` is done, else all of `failure`. It is atomic, and an answer needs a
-// majority of etcd's members.
+// If all of `compare` is true, all of `success` is done, else all of `failure`. Without a compare it succeeds. It is
+// atomic, and an answer needs a majority of etcd's members.
 struct StoreTxn {
   std::vector<StoreCompare> compare;
   std::vector<StoreOp> success;

@@ -127,8 +127,9 @@ class World {
         answer.revision = static_cast<int64_t>(in->Number());
         answer.lease = static_cast<StoreLease>(in->Number());
         if (std::holds_alternative<StoreGrant>(call.request) && answer.lease == 0)
-          answer.lease = 1;                                          // client.cc
-        if (const auto* txn = std::get_if<StoreTxn>(&call.request))  // client.cc checks the number of parts
+          answer.lease = 1;                                            // client.cc
+        if (const auto* txn = std::get_if<StoreTxn>(&call.request)) {  // client.cc checks this
+          answer.succeeded |= txn->compare.empty();
           for (size_t i = (answer.succeeded ? txn->success : txn->failure).size(); i > 0; --i) {
             StoreFound& found = answer.found.emplace_back();
             found.present = in->Get<bool>();
@@ -136,6 +137,7 @@ class World {
             found.revision = static_cast<int64_t>(in->Number());
             found.count = static_cast<int64_t>(in->Number());
           }
+        }
         return Take(seat_.Answered(now_, call.id, answer));
       }
       case kError:
@@ -284,7 +286,8 @@ std::vector<std::string> SeatSeeds() {
       role + found(answer(true, 3), {2}) + op(8).Byte(6).bytes() + found(answer(true, 4), {9, 9}) + time,
       role + op(8).Byte(6).bytes() + found(answer(false, 4), {3, 4}),
       role + op(2).Put(false).Put(uint64_t{9}).Byte(3).Byte(2).Byte(3).bytes() + time + op(11).bytes(),
-      follows + op(3).Put(uint64_t{5000}).bytes() + found(answer(true, 4), {9, 9, 4}) + time,
+      follows + op(3).Put(uint64_t{5000}).bytes() + found(answer(true, 3), {3}) + time +
+          found(answer(true, 4), {9, 9, 4}) + time,
       follows + op(2).Put(true).Put(uint64_t{9}).bytes() + time + op(5).bytes() +
           op(4).Put(uint64_t{0}).bytes(),
       lease + found(answer(false, 2), {0}) + op(1).Byte(0).Byte(1).Put(std::string("gone")).bytes() +

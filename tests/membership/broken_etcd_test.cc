@@ -93,6 +93,14 @@ TEST_F(BrokenEtcdTest, AnAnswerWithoutTheWantedPartsIsAnErrorThatNamesTheEndpoin
   EXPECT_THAT(status.message(), StartsWith(etcd.endpoint() + ": invalid answer, 0 parts to a request of 1"));
 }
 
+TEST_F(BrokenEtcdTest, ARequestWithoutAConditionThatHasFailedOneIsAnError) {
+  BrokenEtcd etcd([](grpc::ServerContext*, TxnResponse* response) { response->set_succeeded(false); });
+  Connect({etcd.endpoint()});
+  const Status status = Get().status();
+  EXPECT_EQ(status.code(), Code::kUnavailable);
+  EXPECT_THAT(status.message(), HasSubstr("a request without a condition has failed one"));
+}
+
 TEST_F(BrokenEtcdTest, AnErrorNamesTheEndpointThatFailedAndNotTheNextOne) {
   Connect({"127.0.0.1:1", "127.0.0.1:2"});
   for (int i = 0; i < 4; ++i) {
