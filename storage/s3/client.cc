@@ -297,6 +297,11 @@ Next Client::DecideRange(const S3Request& request, Sent* sent, Attempts* attempt
                             static_cast<unsigned long long>(wanted));
     return attempts->received == wanted || sent->answered ? Next::kFail : Next::kPause;
   }
+  if (sent->reply.status != 206) {
+    sent->refused = Error(Code::kUnsupported, "the store answered %d where a part of a file was asked for",
+                          sent->reply.status);
+    return Next::kFail;
+  }
   uint64_t first = 0, last = 0;
   if (!ParseContentRange(sent->reply.header("content-range"), &first, &last) || first != expected) {
     sent->refused =
@@ -416,7 +421,7 @@ Outcome Client::Send(S3Request request, Deadline deadline) {
     Sent sent;
     SendOnce(request, attempts, deadline, &sent);
     ++attempts.made;
-    const bool ranged = !request.targets.empty() && (sent.reply.status == 206 || sent.reply.status == 200);
+    const bool ranged = !request.targets.empty() && sent.reply.status >= 200 && sent.reply.status < 300;
     const Next next = ranged ? DecideRange(request, &sent, &attempts)
                              : (sent.good() ? Next::kFail : Decide(request, sent, &attempts));
     const bool done = ranged ? next == Next::kFail && sent.refused.ok() : sent.good();

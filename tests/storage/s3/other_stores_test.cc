@@ -37,6 +37,18 @@ std::string Reply(const std::string& status, const std::string& headers, const s
          "\r\n\r\n" + body;
 }
 
+TEST(OtherStoresTest, AnotherSuccessThanAPartOfTheFileIsNoRead) {
+  CannedServer server([](const CannedRequest&) { return Reply("202 Accepted", "", "later"); });
+  const auto sink = Open("s3://bucket/p?region=r&endpoint=http://127.0.0.1:" + std::to_string(server.port()));
+  ASSERT_NE(sink, nullptr);
+  std::byte byte{7};
+  const Target target{&byte, 1};
+  const Status status = sink->Read("file", 3, {&target, 1}, Soon());
+  EXPECT_EQ(status.code(), Code::kUnsupported);
+  EXPECT_THAT(status.message(), HasSubstr("answered 202 where a part of a file was asked for"));
+  EXPECT_EQ(byte, std::byte{7});
+}
+
 TEST(GoogleStoreTest, RequestsAreOfOneDialect) {
   CannedServer server([](const CannedRequest& request) {
     if (request.line().starts_with("POST") && request.line().find("uploads=") != std::string::npos)
