@@ -117,12 +117,20 @@ std::string WithoutPart(const std::string& name) {
   return number ? name.substr(0, sign) : name;
 }
 
-// Throws nlohmann's exceptions if the entry is invalid, like all code here that reads one.
+// Throws nlohmann's exceptions if the JSON is something else, like all code here that reads an entry. get() would also
+// convert negative numbers and fractions.
+uint64_t NumberOf(const Json& json) { return json.get_ref<const Json::number_unsigned_t&>(); }
+std::vector<uint64_t> NumbersOf(const Json& json) {
+  std::vector<uint64_t> numbers;
+  for (const Json& number : json.get_ref<const Json::array_t&>()) numbers.push_back(NumberOf(number));
+  return numbers;
+}
+
 PartLayout LayoutOf(const Json& entry, const std::vector<uint64_t>& shape) {
   if (!entry.contains("runs")) return Whole(shape);
   PartLayout layout;
   for (const Json& dimension : entry.at("runs")) {
-    const auto numbers = dimension.get<std::vector<uint64_t>>();
+    const std::vector<uint64_t> numbers = NumbersOf(dimension);
     IndexRuns runs;
     for (size_t i = 0; i + 1 < numbers.size(); i += 2) runs.emplace_back(numbers[i], numbers[i + 1]);
     layout.push_back(std::move(runs));
@@ -138,43 +146,14 @@ bool IsInside(const PartLayout& layout, const std::vector<uint64_t>& part,
   for (size_t i = 0; i < layout.size(); ++i) {
     uint64_t size = 0;
     for (const auto& [start, length] : layout[i]) {
-      if (start > shape[i] || length > shape[i] - start) return false;
-      size += length;
+      if (start > shape[i] || length > shape[i] - start || __builtin_add_overflow(size, length, &size))
+        return false;
     }
     boxes *= layout[i].size();
     if (size != part[i] || boxes > kBoxesMax) return false;
   }
   return true;
 }
-
-// Reads the names of an index's objects in their order. (nlohmann::ordered_json keeps the order, but compares each name
-// with all before it; so does its parser with a callback.)
-class ObjectNames final : public nlohmann::json_sax<Json> {
- public:
-  std::vector<std::string> all;
-
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool start_object(size_t) override { return ++depth_ > 0; }
-  bool end_object() override { return depth_-- > 0; }
-  bool start_array(size_t) override { return true; }
-  bool end_array() override { return true; }
-  bool key(string_t& name) override {
-    if (depth_ == 2 && of_objects_) all.push_back(name);
-    if (depth_ == 1) of_objects_ = name == "objects";
-    return true;
-  }
-  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
-
- private:
-  int depth_ = 0;
-  bool of_objects_ = false;  // the last key of the index
-};
 
 // The bytes of a tensor; nullopt if no reader could open it.
 std::optional<uint64_t> BytesOf(const std::string& dtype, const std::vector<uint64_t>& shape) {
@@ -190,12 +169,19 @@ std::optional<uint64_t> BytesOf(const std::string& dtype, const std::vector<uint
 Status ModelIndex::Add(uint32_t rank, uint32_t world_size, std::string_view text) {
   if (text.empty()) return OkStatus();
   try {
-    const Json index = Json::parse(text);
-    // In the order of the model's state, which Json does not keep.
-    ObjectNames names;
-    Json::sax_parse(text, &names);
+    // In the order of the model's state, which Json does not keep. (nlohmann::ordered_json does, but compares each name
+    // with all before it.)
+    std::vector<std::string> names;
+    std::string outer;
+    const auto note = [&](int depth, Json::parse_event_t event, const Json& parsed) {
+      if (event != Json::parse_event_t::key) return true;
+      if (depth == 1) outer = parsed.get<std::string>();
+      if (depth == 2 && outer == "objects") names.push_back(parsed.get<std::string>());
+      return true;
+    };
+    const Json index = Json::parse(text, note);
     const Json& objects = index.at("objects");
-    const auto version = index.at("version").get<uint64_t>();
+    const uint64_t version = NumberOf(index.at("version"));
     if (version == 0 || version > kIndexVersionMax)
       return Error(Code::kUnsupported,
                    "the index of rank %u has version %" PRIu64 ", known are 1 to %" PRIu64, rank, version,
@@ -208,16 +194,16 @@ Status ModelIndex::Add(uint32_t rank, uint32_t world_size, std::string_view text
           rank, world_size);
     const std::string prefix(kModelPrefix);
     std::set<std::string> values;  // of the model's state that are not tensors
-    for (const std::string& name : names.all)
+    for (const std::string& name : names)
       if (name.starts_with(prefix) && objects.at(name).at("kind") == "json") values.insert(name);
-    for (const std::string& name : names.all) {
+    for (const std::string& name : names) {
       const Json& entry = objects.at(name);
       if (!name.starts_with(prefix) || entry.at("kind") != "tensor") continue;
       // Skips the parts of a value that is not a tensor: they are below its name.
       const size_t slash = name.find('/', prefix.size());
       if (slash != std::string::npos && values.contains(name.substr(0, slash))) continue;
-      const auto part = entry.at("shape").get<std::vector<uint64_t>>();
-      const auto shape = entry.value("global", part);
+      const std::vector<uint64_t> part = NumbersOf(entry.at("shape"));
+      const std::vector<uint64_t> shape = entry.contains("global") ? NumbersOf(entry.at("global")) : part;
       PartLayout layout = LayoutOf(entry, part);
       if (!IsInside(layout, part, shape))
         return Error(Code::kCorrupt, "%s of rank %u: its part is not inside its shape %s", name.c_str(), rank,

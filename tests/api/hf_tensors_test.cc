@@ -188,6 +188,13 @@ TEST(ModelIndex, WhatIsNotAnIndexOrCannotBeWrittenIsRefused) {
   EXPECT_EQ(added(Index(Entry("model/w", R"("shape": [2], "global": [4], "runs": [[0, 3]])"))),
             Code::kCorrupt);
   EXPECT_EQ(added(Index(Entry("model/w", R"("shape": [18446744073709551615, 9])"))), Code::kUnsupported);
+  for (const char* size : {"-1", "1.5", "1e300"})
+    EXPECT_EQ(added(Index(Entry("model/w", std::string(R"("shape": [)") + size + "]"))), Code::kCorrupt);
+  // The lengths of the runs add up to 2^64 + 1.
+  EXPECT_EQ(added(Index(R"("model/w": {"kind": "tensor", "dtype": "int8", "shape": [1], )"
+                        R"("global": [9223372036854775808], )"
+                        R"("runs": [[0, 9223372036854775808, 0, 9223372036854775808, 0, 1]]})")),
+            Code::kCorrupt);
   EXPECT_EQ(added(Index(R"("model/w": {"kind": "tensor", "dtype": "complex64", "shape": [2]})")),
             Code::kUnsupported);
 }
