@@ -70,10 +70,9 @@ void Change(FromBytes* in, std::byte* memory, StartCheck::Range* range) {
 }
 
 bool SameChunk(const StartCheck::Range& a, const StartCheck::Range& b) {
-  return a.offset == b.offset && a.length == b.length && a.crc == b.crc &&
-         a.cipher->from_key == b.cipher->from_key && a.cipher->shard == b.cipher->shard &&
-         a.cipher->chunk == b.cipher->chunk && a.cipher->salt == b.cipher->salt &&
-         a.cipher->tag.tag == b.cipher->tag.tag;
+  return a.length == b.length && a.crc == b.crc && a.cipher->from_key == b.cipher->from_key &&
+         a.cipher->shard == b.cipher->shard && a.cipher->chunk == b.cipher->chunk &&
+         a.cipher->salt == b.cipher->salt && a.cipher->tag.tag == b.cipher->tag.tag;
 }
 
 void RunReplicaCipher(std::string_view input) {
@@ -98,7 +97,7 @@ void RunReplicaCipher(std::string_view input) {
   const std::vector<std::byte> ciphertext(memory + kThere, memory + kThere + length);
   while (!in.done()) Change(&in, memory, &range);
   const bool genuine =
-      SameChunk(range, before) && std::equal(ciphertext.begin(), ciphertext.end(), memory + kThere);
+      SameChunk(range, before) && std::equal(ciphertext.begin(), ciphertext.end(), memory + range.offset);
 
   ROPETEAM_CHECK(Cipher().CarryOut(memory, range, &encrypted) == genuine);
   if (genuine) {
@@ -108,7 +107,8 @@ void RunReplicaCipher(std::string_view input) {
   const bool other_than_crc = [&] {
     StartCheck::Range same_crc = range;
     same_crc.crc = before.crc;
-    return !SameChunk(same_crc, before) || !std::equal(ciphertext.begin(), ciphertext.end(), memory + kThere);
+    return !SameChunk(same_crc, before) ||
+           !std::equal(ciphertext.begin(), ciphertext.end(), memory + range.offset);
   }();
   range.crc = Crc32c(memory + kBack, range.length);
   if (other_than_crc) ROPETEAM_CHECK(!Cipher().CarryOut(memory, range, &encrypted));

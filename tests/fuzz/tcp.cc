@@ -69,6 +69,19 @@ class Socket {
 
 Socket NewSocket() { return Socket(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
 
+// From another loopback address each time, so that the ports of one do not run out.
+Socket SocketOfAnotherAddress() {
+  static uint32_t number = 0;
+  Socket made = NewSocket();
+  const int no_port = 1;
+  (void)setsockopt(made.fd(), IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, &no_port, sizeof(no_port));
+  sockaddr_in from{};
+  from.sin_family = AF_INET;
+  from.sin_addr.s_addr = htonl((127u << 24) + (1u << 16) + ++number % 60000);
+  ROPETEAM_CHECK(bind(made.fd(), reinterpret_cast<sockaddr*>(&from), sizeof(from)) == 0);
+  return made;
+}
+
 class World {
  protected:
   World() {
@@ -140,7 +153,7 @@ class AsTarget : World {
   enum Kind : uint8_t { kHello, kRequest, kBytes, kAltered, kConnect, kKinds };
 
   Socket Connected() const {
-    Socket made = NewSocket();
+    Socket made = SocketOfAnotherAddress();
     const IpAddress& to = self_.lanes[0].address;
     ROPETEAM_CHECK(connect(made.fd(), to.get(), to.length) == 0);
     return made;
