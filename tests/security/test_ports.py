@@ -37,7 +37,7 @@ from harness import (  # noqa: E402
     wait_until,
 )
 
-cluster = e2e_fixture("cluster")
+module_cluster = e2e_fixture("module_cluster")
 
 PACKETS = int(os.environ.get("PACKETS", "100000"))
 KEY = "5a" * 32
@@ -106,9 +106,9 @@ class Attacked:
         return opened, answered
 
 
-@pytest.fixture
-def attacked(cluster, tmp_path) -> Iterator[Attacked]:
-    key = tmp_path / "job.key"
+@pytest.fixture(scope="module")
+def attacked(module_cluster, tmp_path_factory) -> Iterator[Attacked]:
+    key = tmp_path_factory.mktemp("key") / "job.key"
     key.write_text(KEY)
     key.chmod(0o600)
     addresses = ["127.0.0.1", "127.0.0.2"]
@@ -117,7 +117,7 @@ def attacked(cluster, tmp_path) -> Iterator[Attacked]:
         ["--data-port", str(data), "--metrics", f"{address}:{metrics}"]
         for address, (data, metrics) in zip(addresses, ports, strict=True)
     ]
-    nodes = cluster(2, options=["--job-key-file", str(key), *OPTIONS], node_options=own)
+    nodes = module_cluster(2, options=["--job-key-file", str(key), *OPTIONS], node_options=own)
     with ScriptedRank(SAVES.format(socket=nodes[0].socket)) as rank:
         made = Attacked(nodes, rank, ports)
         wait_until(lambda: made.committed() > 0, "the first step")
@@ -242,6 +242,8 @@ def test_the_local_socket_is_for_its_own_user(attacked):
         path.parent.chmod(0o755)
         path.chmod(0o666)
         done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+        path.chmod(0o600)
+        path.parent.chmod(0o700)
         assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
     assert f"session of uid {NOBODY}" in attacked.nodes[0].log_text()
 
