@@ -443,7 +443,9 @@ void Seat::LearnRecord(TimeUs now, int64_t revision, const StoreFound& found) {
   if (watching_ || find_wanted_) return;
   watching_ = true;
   watched_at_ = now;
-  outputs_.push_back(Watch{++watch_, root_ + "coordinator", known_at_ + 1});
+  // Only a broken etcd comes to the last number.
+  const int64_t from = known_at_ == std::numeric_limits<int64_t>::max() ? known_at_ : known_at_ + 1;
+  outputs_.push_back(Watch{++watch_, root_ + "coordinator", from});
 }
 
 void Seat::FollowRecord(TimeUs now, const std::optional<std::string>& value) {
