@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -155,7 +156,9 @@ class AsTarget : World {
   Socket Connected() const {
     Socket made = SocketOfAnotherAddress();
     const IpAddress& to = self_.lanes[0].address;
-    ROPETEAM_CHECK(connect(made.fd(), to.get(), to.length) == 0);
+    // libFuzzer's timer may interrupt it.
+    while (connect(made.fd(), to.get(), to.length) != 0 && errno != EISCONN)
+      ROPETEAM_CHECK(errno == EINTR || errno == EALREADY);
     return made;
   }
   Hello Valid(uint64_t initiator, uint32_t lane, uint64_t counter) const {
