@@ -133,7 +133,8 @@ class Transport {
   // [loop] Makes progress and moves up to `capacity` completions to `out`; returns their number. Never blocks.
   virtual size_t Poll(Completion* out, size_t capacity) = 0;
   // [loop] Sleeps until progress may be possible, Wake() is called, or `timeout_us` has passed (UINT64_MAX: no limit).
-  // Spins for a short time first if work is in flight, but never when idle. May return early.
+  // Spins for a short time first if work is in flight, but never when idle. May return early. Operations that were
+  // submitted since the last Poll() are started first.
   virtual void Wait(uint64_t timeout_us) = 0;
   // Makes the current or the next Wait() return at once.
   virtual void Wake() = 0;

@@ -536,18 +536,20 @@ TEST_P(TransportTest, ATargetThatSleepsInWaitIsReached) {
   EXPECT_TRUE(b_.memory->Holds(kSource, 0, kCount * kSize, 0));
 }
 
-// No Poll() between the call and Wait().
+// No Poll() between the call and Wait(), and so long after the last work that Wait() does not spin.
 TEST_P(TransportTest, WaitStartsWhatWasSubmitted) {
   SetUpSides(4096);
   ASSERT_TRUE(a_.transport->Put(a_.peer, a_.region, 0, a_.remote, 0, 8, 0).ok());
   ASSERT_TRUE(Drive(1));
+  constexpr uint64_t kIdleUs = 20'000;
+  for (const uint64_t end = NowUs() + kIdleUs; NowUs() < end;) a_.transport->Wait(kIdleUs);
   std::atomic<bool> ended{false};
   std::thread target([&] {
     Completion completion;
     while (!ended)
       if (b_.transport->Poll(&completion, 1) == 0) b_.transport->Wait(UINT64_MAX);
   });
-  constexpr uint64_t kLimitUs = 10'000'000;
+  constexpr uint64_t kLimitUs = 30'000'000;
   const uint64_t start = NowUs();
   EXPECT_TRUE(a_.transport->Put(a_.peer, a_.region, 0, a_.remote, 0, 8, 1).ok());
   Completion completion{.code = Code::kInternal};

@@ -14,7 +14,8 @@
 //                                               with its devices; logs why it could not
 //   EncodeKey(const Region&) -> string          any thread
 //   DecodeKey(const Peer&, bytes, Remote*) -> Status      fills in `length` and its own; `peer` is set here
-//   Start(Peer*)                                the peer's queue has a new operation
+//   Start(Peer*)                                the peer's queue has a new operation. Progress() follows before
+//                                               the next Sleep(), so Start() need not post it
 //   Progress()                                  as far as it goes without blocking
 //   Busy(now) -> bool                           the next piece of work is likely to be nearer than a sleep
 //                                               and its wake-up are long
@@ -88,6 +89,7 @@ class Front : public Transport {
                 RemoteRegionId remote_id, uint64_t remote_offset, uint64_t length, uint64_t context);
 
   size_t Poll(Completion* out, size_t capacity) final {
+    submitted_ = false;
     self().Progress();
     return operations_.Take(out, capacity);
   }
@@ -135,6 +137,7 @@ class Front : public Transport {
   const Fabric& self() const { return static_cast<const Fabric&>(*this); }
 
   PeerId peer_next_ = 1;
+  bool submitted_ = false;  // [loop] an operation was queued, and no Progress() was made since
 };
 
 template <typename Fabric, typename Peer, typename Operation>
@@ -164,12 +167,15 @@ Status Front<Fabric, Peer, Operation>::Submit(OperationKind kind, PeerId peer_id
   } else {
     peer->queue.Push(operation);
     self().Start(peer);
+    submitted_ = true;
   }
   return OkStatus();
 }
 
 template <typename Fabric, typename Peer, typename Operation>
 void Front<Fabric, Peer, Operation>::Wait(uint64_t timeout_us) {
+  // No event announces what only waits in a queue of this process.
+  if (std::exchange(submitted_, false)) self().Progress();
   if (operations_.finished() || wake_.Consume()) return;
   TimeUs now = Now();
   const TimeUs deadline = timeout_us > UINT64_MAX - now ? UINT64_MAX : now + timeout_us;

@@ -80,8 +80,6 @@ void TcpTransport::Progress() {
 bool TcpTransport::Busy(TimeUs) const { return false; }
 
 void TcpTransport::Sleep(TimeUs now, uint64_t timeout_us) {
-  Pump();  // no event announces what was submitted since the last Poll()
-  if (operations_.finished()) return;
   const auto until = [now, &timeout_us](TimeUs time) {
     timeout_us = std::min<uint64_t>(timeout_us, time > now ? time - now : 0);
   };
