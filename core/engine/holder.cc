@@ -72,6 +72,7 @@ void Holder::OnReserve(NodeId from, const ReplicaReserve& reserve) {
         parts_.memory.OnReplicaRefused(reserve.chunks - have);
       return refuse(extents.status());
     }
+    context.store.AdmitPuts(*extents);
     if (incoming == nullptr) {
       incoming = &incoming_[reserve.copy];
       incoming->id = reserve.copy;

@@ -221,6 +221,7 @@ void Store::Install(Found found) {
     }
   }
   for (const Extent& extent : shard->extents) free_runs_.Take(extent.first, extent.count);
+  AdmitGets(*shard);
   generation_ = std::max(generation_, found.slot.generation);
   CountIn(*shard);
   shards_.emplace(shard->meta.id, std::move(shard));

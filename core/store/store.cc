@@ -88,7 +88,9 @@ Store::Store(std::span<std::byte> memory, uint64_t chunk_bytes, const arena::Lay
       chunk_use_(layout.chunk_count, ChunkUse::kFree),
       table_(std::make_unique<Table>()) {
   table_->descriptors.resize(layout.chunk_count);
-  if (tags_begin_ != 0) table_->tags.resize(layout.chunk_count);
+  if (tags_begin_ == 0) return;
+  table_->tags.resize(layout.chunk_count);
+  peer_access_ = std::make_unique<PeerAccess>(layout.chunk_count, chunk_bytes);
 }
 
 Store::~Store() = default;
@@ -183,6 +185,7 @@ void Store::Free(const std::vector<Extent>& extents) {
     }
     if (extent.count != 0) free_runs_.Give(extent.first, extent.count);
   }
+  SetAccess(extents, PeerAccess::Kind::kNone);
 }
 
 void Store::ReleaseChunks(const SealedShard& shard) {
@@ -194,6 +197,23 @@ void Store::ReleaseChunks(const SealedShard& shard) {
     }
     free_runs_.Give(extent.first, extent.count);
   }
+  SetAccess(shard.extents, PeerAccess::Kind::kNone);
+}
+
+void Store::SetAccess(const std::vector<Extent>& extents, PeerAccess::Kind kind) {
+  if (peer_access_ == nullptr) return;
+  for (const Extent& extent : extents) peer_access_->Set(extent.first, extent.count, kind);
+}
+
+void Store::AdmitPuts(const std::vector<Extent>& extents) {
+  for (const Extent& extent : extents)
+    for (uint32_t i = 0; i < extent.count; ++i)
+      ROPETEAM_CHECK(chunk_use_[extent.first + i] == ChunkUse::kAllocated);
+  SetAccess(extents, PeerAccess::Kind::kWrite);
+}
+
+void Store::AdmitGets(const SealedShard& shard) {
+  SetAccess(shard.extents, shard.encrypted() ? PeerAccess::Kind::kRead : PeerAccess::Kind::kNone);
 }
 
 // ---- sealed shards
@@ -255,6 +275,7 @@ void Store::PublishShard(std::unique_ptr<SealedShard> shard) {
     ROPETEAM_CHECK(chunk < chunk_count_ && chunk_use_[chunk] == ChunkUse::kAllocated);
     chunk_use_[chunk] = ChunkUse::kSealed;
   }
+  AdmitGets(*shard);
 
   // No other shard of this process begins here. The table in the memory may differ if another process wrote to it.
   ROPETEAM_CHECK(!table_->begins.contains(chunks[0]));
@@ -454,6 +475,8 @@ void Store::CheckShard(const SealedShard& shard, std::vector<bool>* seen) const 
   for (const uint32_t chunk : chunks) {
     ROPETEAM_CHECK(chunk < chunk_count_ && !(*seen)[chunk] && chunk_use_[chunk] == ChunkUse::kSealed);
     (*seen)[chunk] = true;
+    ROPETEAM_CHECK(peer_access_ == nullptr ||
+                   (peer_access_->Of(chunk) == PeerAccess::Kind::kRead) == shard.encrypted());
   }
   ROPETEAM_CHECK(std::is_sorted(shard.bad.begin(), shard.bad.end()));
   ROPETEAM_CHECK(shard.bad.empty() || shard.bad.back() < shard.crcs.size());
@@ -498,6 +521,10 @@ void Store::CheckInvariants() const {
     ROPETEAM_CHECK((chunk_use_[chunk] == ChunkUse::kSealed) == seen[chunk]);
     ROPETEAM_CHECK((chunk_use_[chunk] == ChunkUse::kFree) == free_runs_.IsFree(chunk));
     if (chunk_use_[chunk] == ChunkUse::kFree) ++free;
+    if (peer_access_ == nullptr) continue;
+    const PeerAccess::Kind kind = peer_access_->Of(chunk);
+    ROPETEAM_CHECK(kind != PeerAccess::Kind::kWrite || chunk_use_[chunk] == ChunkUse::kAllocated);
+    ROPETEAM_CHECK(kind != PeerAccess::Kind::kRead || chunk_use_[chunk] == ChunkUse::kSealed);
   }
   ROPETEAM_CHECK(free == chunks_free());
   std::unordered_map<const SealedShard*, uint32_t> leases;

@@ -29,6 +29,7 @@
 #include <vector>
 
 #include "core/base/ids.h"
+#include "core/base/peer_access.h"
 #include "core/base/status.h"
 #include "core/shard/extent.h"
 #include "core/store/free_runs.h"
@@ -125,6 +126,13 @@ class Store {
   // more than kChunksPerShardMax. Zero chunks means one chunk, because every shard has a manifest.
   Result<std::vector<Extent>> Allocate(uint64_t chunks);
   void Free(const std::vector<Extent>& extents);
+
+  // ---- access of peers, only in the arena of a job that encrypts: peers reach no plaintext
+  // Peers may read the chunks of encrypted shards, until those are released. They may write to the chunks of
+  // AdmitPuts(). Null: the job does not encrypt, and peers reach every chunk.
+  PeerAccess* peer_access() { return peer_access_.get(); }
+  // Peers may write to these allocated chunks until they are sealed or freed. Call it before a peer learns their places.
+  void AdmitPuts(const std::vector<Extent>& extents);
 
   // ---- sealed shards
   // Publishes the shard and frees its chunks beyond ChunksFor(stream_bytes). kAlreadyExists: the id is already sealed
@@ -248,6 +256,8 @@ class Store {
   void StoreFacts(const NodeFacts& facts);
   void StoreState(const SealedShard& shard);
   void ReleaseChunks(const SealedShard& shard);
+  void SetAccess(const std::vector<Extent>& extents, PeerAccess::Kind kind);
+  void AdmitGets(const SealedShard& shard);
   void CountIn(const SealedShard& shard);
   void CountOut(const SealedShard& shard);
   void CheckShard(const SealedShard& shard, std::vector<bool>* seen) const;
@@ -263,7 +273,8 @@ class Store {
   NodeFacts facts_;
   std::vector<std::string> roster_names_;
   FreeRuns free_runs_;
-  std::vector<ChunkUse> chunk_use_;  // by chunk
+  std::vector<ChunkUse> chunk_use_;          // by chunk
+  std::unique_ptr<PeerAccess> peer_access_;  // null: the arena has no tags
   std::map<ShardId, std::unique_ptr<SealedShard>> shards_;
   std::array<Use, static_cast<size_t>(Role::kCache) + 1> use_{};  // by role
   // Withdrawn shards with readers. Their chunks are in use here, but free in the table.

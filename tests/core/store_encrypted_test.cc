@@ -116,6 +116,70 @@ TEST_F(StoreEncrypted, AReaderKeepsTheChunksOfBefore) {
   EXPECT_TRUE(store_->Find(kShard)->encrypted());
 }
 
+TEST_F(StoreEncrypted, PeersReadCiphertextWriteWhatWasAdmittedAndReachNothingElse) {
+  using Kind = PeerAccess::Kind;
+  // Chunks by what peers may do with them: read, write.
+  const auto reached = [this] {
+    store_->CheckInvariants();
+    std::pair<int, int> counts;
+    for (uint32_t chunk = 0; chunk < kChunks; ++chunk) {
+      counts.first += store_->peer_access()->Of(chunk) == Kind::kRead ? 1 : 0;
+      counts.second += store_->peer_access()->Of(chunk) == Kind::kWrite ? 1 : 0;
+    }
+    return counts;
+  };
+  SaveOwn();
+  EXPECT_EQ(reached(), std::pair(0, 0)) << "plaintext";
+  Replace(kKey);
+  EXPECT_EQ(reached(), std::pair(5, 0));
+  EXPECT_EQ(store_->peer_access()->Of(store_->Find(kShard)->extents[0].first), Kind::kRead);
+  const Store::LeaseToken lease = store_->Lease(kShard).value();
+  Replace(kOtherKey);
+  EXPECT_EQ(reached(), std::pair(10, 0)) << "a reader may still be reading the copy of before";
+  store_->EndLease(lease);
+  EXPECT_EQ(reached(), std::pair(5, 0));
+
+  const std::vector<Extent> incoming = store_->Allocate(3).value();
+  EXPECT_EQ(reached(), std::pair(5, 0));
+  store_->AdmitPuts(incoming);
+  EXPECT_EQ(reached(), std::pair(5, 3));
+  store_->Free(incoming);
+  EXPECT_EQ(reached(), std::pair(5, 0));
+
+  store_.reset();
+  store_ = Adopt(&memory_);
+  EXPECT_EQ(reached(), std::pair(5, 0)) << "the next daemon";
+  Replace(kPlaintext);
+  EXPECT_EQ(reached(), std::pair(0, 0)) << "decrypted for a reader";
+  Replace(kKey);
+  store_->Remove(kShard);
+  EXPECT_EQ(reached(), std::pair(0, 0));
+}
+
+TEST_F(StoreEncrypted, ASealEndsTheAccessOfItsSource) {
+  constexpr ShardId kReplica = {1, 7, 4};
+  const std::vector<Extent> incoming = store_->Allocate(6).value();
+  store_->AdmitPuts(incoming);
+  Encryption encryption{kSalt, {}, kKey};
+  encryption.tags.resize(5);
+  ASSERT_TRUE(store_
+                  ->Seal(MetaForTest(kReplica, kBytes), Role::kReplica, incoming, std::vector<uint32_t>(5),
+                         encryption)
+                  .ok());
+  store_->CheckInvariants();
+  for (uint32_t i = 0; i < 6; ++i)
+    EXPECT_EQ(store_->peer_access()->Of(incoming[0].first + i),
+              i < 5 ? PeerAccess::Kind::kRead : PeerAccess::Kind::kNone);
+}
+
+TEST(StoreNotEncrypted, PeersReachEveryChunk) {
+  ArenaMemory memory(Store::MemoryFor(kChunks, kSmallChunk));
+  const auto store = Store::Format(memory.span(), kSmallChunk, {"llama", "node-3"}).value();
+  EXPECT_EQ(store->peer_access(), nullptr);
+  store->AdmitPuts(store->Allocate(3).value());
+  store->CheckInvariants();
+}
+
 TEST_F(StoreEncrypted, ABitThatFlipsInAnyTagIsHealedOrTheShardIsRejected) {
   SaveOwn();
   Replace(kKey);

@@ -158,7 +158,8 @@ class Checker {
 
   // ---- memory
   // In a job that encrypts: the content of a save, the bytes of a transfer (null: the other end is gone), and
-  // an encryption. No transfer may carry a plaintext chunk, and no nonce may serve two plaintexts.
+  // an encryption. No transfer may carry a plaintext chunk, and no nonce may serve two plaintexts. A target's store must
+  // admit the transfer.
   void OnContent(const Content& content);
   void OnWire(const Transfer& transfer, const std::byte* bytes);
   void OnCipher(const Host& host, const StartCheck::Range& range);
@@ -325,6 +326,7 @@ class Checker {
   bool FlippedAt(const Host& host, uint32_t chunk) const;
   std::string TransferOn(const Host& host, uint32_t chunk) const;
   uint32_t ChunkOf(const Host& host, uint64_t offset) const;
+  void CheckAdmitted(const Transfer& transfer);
 
   const Options options_;
   Scheduler& scheduler_;

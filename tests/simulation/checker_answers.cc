@@ -333,6 +333,7 @@ void Checker::OnTransferStart(const Transfer& transfer) {
 }
 
 void Checker::OnLanding(const Transfer& transfer, uint64_t offset, const std::string& bytes) {
+  if (!transfer.orphan) CheckAdmitted(transfer);
   const Host& host = *hosts_[transfer.writer()];
   if (!host.daemon_runs() || offset < host.chunks_begin) return;
   // Bytes that change nothing are harmless.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checks what leaves a node of a job that encrypts: no chunk in plaintext, and no nonce for two plaintexts.
+// Checks what leaves a node of a job that encrypts: no chunk in plaintext, and no nonce for two plaintexts. Checks also
+// that its store admits the transfers of peers for as long as they last.
 #include <algorithm>
 #include <cstring>
 
@@ -37,6 +38,19 @@ void Checker::OnWire(const Transfer& transfer, const std::byte* bytes) {
   if (bytes != nullptr &&
       plaintext_.contains(Fingerprint(reinterpret_cast<const char*>(bytes), transfer.length)))
     Fail("%s moves a chunk in clear", transfer.ToString().c_str());
+  CheckAdmitted(transfer);
+}
+
+// A fabric that guards chunks also fences. On another one, a node that was removed from the view may go on reading.
+void Checker::CheckAdmitted(const Transfer& transfer) {
+  if (!options_.encrypts || !network_.options().fences || network_.Refuses(transfer)) return;
+  const Host& target = *hosts_[transfer.target];
+  const PeerAccess& access = *target.store->peer_access();
+  const auto kind = transfer.get ? PeerAccess::Kind::kRead : PeerAccess::Kind::kWrite;
+  const uint64_t begin = transfer.remote_offset, end = begin + transfer.length;
+  for (uint32_t chunk = ChunkOf(target, begin); chunk <= ChunkOf(target, end - 1); ++chunk)
+    if (access.Of(chunk) != kind)
+      Fail("%s is not admitted by its target: chunk %u", transfer.ToString().c_str(), chunk);
 }
 
 void Checker::OnCipher(const Host& host, const StartCheck::Range& range) {
