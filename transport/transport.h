@@ -27,6 +27,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/peer_access.h"
 #include "core/base/status.h"
 
 namespace ropeteam {
@@ -63,6 +64,7 @@ struct TransportCapabilities {
   uint64_t link_mbps = 0;        // of all devices together, megabits per second; 0: unknown
   bool dmabuf = false;           // RegisterDmabuf() works on at least one device
   bool admits_peers = false;     // SetPeers() excludes all others
+  bool guards_chunks = false;    // GuardRegion() has an effect
 };
 
 enum class OperationKind : uint8_t { kPut, kGet, kDisconnect };
@@ -100,6 +102,10 @@ class Transport {
   // provided that it checks keys. UCX without RDMA does not (docs/ucx.md): there, bytes arrive as long as the memory
   // stays mapped at its address.
   virtual Status DeregisterRegion(RegionId region) = 0;
+  // From now on, a request of a peer for this region is carried out only as far as `access` allows it when its bytes
+  // are moved; otherwise it is refused. Call it once, before the region is exported. `access` must outlive the region.
+  // If guards_chunks is false, this does nothing: the device, or its library, serves requests without this program.
+  virtual void GuardRegion(RegionId /*region*/, PeerAccess* /*access*/) {}
   // Opaque bytes from which a peer can import the region. At most kAddressBytesMax / 2.
   virtual std::string ExportRegion(RegionId region) const = 0;
 

@@ -24,6 +24,7 @@ class ForwardingTransport : public Transport {
     return inner_->RegisterRegion(base, length);
   }
   Status DeregisterRegion(RegionId region) override { return inner_->DeregisterRegion(region); }
+  void GuardRegion(RegionId region, PeerAccess* access) override { inner_->GuardRegion(region, access); }
   std::string ExportRegion(RegionId region) const override { return inner_->ExportRegion(region); }
   void SetPeers(const std::vector<std::string>& addresses) override { inner_->SetPeers(addresses); }
   Result<PeerId> Connect(const std::string& address) override { return inner_->Connect(address); }

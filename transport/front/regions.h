@@ -84,6 +84,12 @@ class RegionTable {
     if (found == regions_.end() || !found->second->exported) return {};
     return encode(*found->second);
   }
+  // Calls `visit` for the region, under the lock.
+  template <typename Visit>
+  void With(RegionId id, Visit visit) {
+    std::lock_guard lock(mutex_);
+    if (const auto found = regions_.find(id); found != regions_.end()) visit(found->second.get());
+  }
   uint64_t registrations() const {
     std::lock_guard lock(mutex_);
     return registrations_;

@@ -88,7 +88,9 @@ ssize_t TcpTransport::ReadPayload(Inbound* inbound) {
   if (inbound->target != nullptr) {
     Export& target = *inbound->target;
     const std::lock_guard lock(target.mutex);
-    allowed = target.base != nullptr;
+    PeerAccess::Use use;
+    allowed = target.base != nullptr &&
+              use.Begin(target.access, inbound->put.offset, inbound->put.length, PeerAccess::Kind::kWrite);
     if (allowed) {
       iovec parts[2] = {
           {target.base + inbound->put.offset + (inbound->put.length - inbound->rest),
@@ -99,7 +101,7 @@ ssize_t TcpTransport::ReadPayload(Inbound* inbound) {
     }
   }
   if (!allowed) {
-    inbound->target = nullptr;  // refused, or deregistered in the middle
+    inbound->target = nullptr;  // refused, or revoked in the middle
     discarded_.resize(kDiscardBytes);
     count = recv(inbound->fd.get(), discarded_.data(), std::min<uint64_t>(inbound->rest, kDiscardBytes), 0);
   }
@@ -123,13 +125,15 @@ bool TcpTransport::SendAnswers(Inbound* inbound) {
     iovec parts[kPartsMax];
     size_t count = 0;
     std::unique_lock<std::mutex> lock;
+    PeerAccess::Use use;
     uint64_t skip = inbound->sent;
     for (Inbound::Answer& answer : answers) {
       if (count + 2 > kPartsMax) break;
       if (answer.source != nullptr) {
         lock = std::unique_lock(answer.source->mutex);
-        if (answer.source->base == nullptr) {  // deregistered
-          if (skip > 0) return false;          // its bytes were announced
+        if (answer.source->base == nullptr ||
+            !use.Begin(answer.source->access, answer.offset, answer.reply.length, PeerAccess::Kind::kRead)) {
+          if (skip > 0) return false;  // its bytes were announced
           lock = {};
           answer.source = nullptr;
           answer.reply.code = static_cast<uint32_t>(ReplyCode::kRefused);
@@ -150,6 +154,7 @@ bool TcpTransport::SendAnswers(Inbound* inbound) {
     message.msg_iov = parts;
     message.msg_iovlen = count;
     const ssize_t sent = sendmsg(inbound->fd.get(), &message, MSG_NOSIGNAL);
+    use.End();
     if (lock.owns_lock()) lock.unlock();
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) return errno == EAGAIN;

@@ -105,6 +105,8 @@ struct Export {
   std::mutex mutex;
   char* base = nullptr;  // null: deregistered
   uint64_t length = 0;   // constant
+  // Null: peers may use all of it. Asked before each system call, because it may change during a request.
+  PeerAccess* access = nullptr;
 };
 
 // Any thread.
@@ -254,6 +256,7 @@ class TcpTransport final : public front::Front<TcpTransport, Peer, Operation> {
   static Result<std::unique_ptr<TcpTransport>> Create(const TcpConfig& config);
   ~TcpTransport() override;
 
+  void GuardRegion(RegionId region, PeerAccess* access) override;
   void SetPeers(const std::vector<std::string>& addresses) override;
   Result<PeerId> Connect(const std::string& address) override;
   void Disconnect(PeerId peer) override;

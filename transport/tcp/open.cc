@@ -178,6 +178,7 @@ void TcpTransport::NameSelf() {
   capabilities_.name = "tcp";
   capabilities_.fences_peers = true;
   capabilities_.admits_peers = true;
+  capabilities_.guards_chunks = true;
   capabilities_.operation_bytes = config_.operation_bytes;
 }
 
@@ -196,6 +197,13 @@ Status TcpTransport::MapRegion(Region* region, void* base) {
   region->exported_as = exports_.Add(region->key, region->base, region->length);
   region->exports = &exports_;
   return OkStatus();
+}
+
+void TcpTransport::GuardRegion(RegionId region, PeerAccess* access) {
+  regions_.With(region, [access](Region* guarded) {
+    const std::lock_guard lock(guarded->exported_as->mutex);
+    guarded->exported_as->access = access;
+  });
 }
 
 std::string TcpTransport::EncodeKey(const Region& region) const {

@@ -10,8 +10,9 @@
 // connect; so it must travel only through the authenticated control plane. A process without the secret has no byte
 // read except a hello of fixed size (tcp/admission.h). Bytes are not encrypted: see docs/security.md.
 //
-// A refused range fails with kInvalidArgument, and the connection goes on. After DeregisterRegion() no byte reaches or
-// leaves the region: a put that had begun is refused, and a get of which bytes were sent ends its connection.
+// A refused range fails with kInvalidArgument, and the connection goes on. After DeregisterRegion(), or after
+// PeerAccess::Set() has revoked the chunk (GuardRegion()), no byte reaches or leaves it: a put that had begun is refused,
+// and a get of which bytes were sent ends its connection.
 // Disconnect() closes the departed peer's connections at once (fences_peers).
 //
 // Each peer costs a descriptor for each lane and direction, and no buffer memory of this process.
