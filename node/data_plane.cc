@@ -55,10 +55,12 @@ std::string DataPlane::transport_name() const {
 }
 
 Result<std::unique_ptr<DataPlane>> DataPlane::Create(std::unique_ptr<Transport> transport,
-                                                     std::span<std::byte> arena, uint64_t chunks_begin) {
+                                                     std::span<std::byte> arena, uint64_t chunks_begin,
+                                                     PeerAccess* access) {
   const std::span<std::byte> chunks = arena.subspan(chunks_begin);
   Result<RegionId> region = transport->RegisterRegion(chunks.data(), chunks.size());
   if (!region.ok()) return region.status();
+  if (access != nullptr) transport->GuardRegion(*region, access);
   transport->SetPeers({});  // it listens from now on, and admits no peer before the first view
   const std::string endpoint = transport->LocalAddress();
   const std::string key = transport->ExportRegion(*region);
@@ -284,7 +286,9 @@ void DataPlane::OnProbe(const Completion& completion) {
   NodeId node = kNoNode;
   Peer* peer = PeerOf(completion.peer, &node);
   if (peer == nullptr || peer->state != LinkState::kProbing) return;  // it has left the view
-  if (completion.code != Code::kOk)
+  // A peer that guards its chunks may refuse to read this one, and then the link is up, too.
+  const bool refused = completion.code == Code::kInvalidArgument && transport_->capabilities().guards_chunks;
+  if (completion.code != Code::kOk && !refused)
     return Lose(node, *peer, std::string("reading from it ended with ") + CodeName(completion.code));
   peer->state = LinkState::kUp;
   LOG_INFO("data link with node %016" PRIx64 " is up again", node);

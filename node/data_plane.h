@@ -17,8 +17,9 @@
 //                before the next try
 //   kClosing     the old connection is being closed                  it is closed, connecting succeeds -> kProbing;
 //                                                                      connecting fails -> kLost
-//   kProbing     a few bytes of the peer's arena are being read,     the bytes arrive -> kUp, on_link(up);
-//                over the new connection                               the read fails -> kLost
+//   kProbing     a few bytes of the peer's arena are being read,     the bytes arrive, or the peer's guard refuses
+//                over the new connection                               them -> kUp, on_link(up); the read fails ->
+//                                                                      kLost
 //
 // In kLost, kClosing and kProbing every transfer with the peer is answered at once with kPeerGone. The old connection
 // is closed only when the next one is made. A fabric that fences refuses the peer in between, and two nodes that have
@@ -81,9 +82,11 @@ class DataPlane {
   };
 
   // Registers `arena` from `chunks_begin` on: peers cannot reach the tables before it. The memory must stay mapped until
-  // the plane is destroyed. An error's message names the limit to raise.
+  // the plane is destroyed, and so must `access`, which limits what peers reach (Transport::GuardRegion()); null: no
+  // limit. An error's message names the limit to raise.
   static Result<std::unique_ptr<DataPlane>> Create(std::unique_ptr<Transport> transport,
-                                                   std::span<std::byte> arena, uint64_t chunks_begin);
+                                                   std::span<std::byte> arena, uint64_t chunks_begin,
+                                                   PeerAccess* access = nullptr);
   ~DataPlane();  // Stop()
 
   // For Member.data_address; at most kAddressBytesMax bytes.

@@ -167,8 +167,8 @@ Status Node::InitPlanes(const OpenFabric& open_fabric) {
     LOG_WARNING("transport without RDMA, reason %s (--require-rdma makes this an error)",
                 choice->fallback.c_str());
   fallback_ = std::move(choice->fallback);
-  Result<std::unique_ptr<DataPlane>> data =
-      DataPlane::Create(std::move(choice->transport), arena_->memory(), store_->chunk_offset(0));
+  Result<std::unique_ptr<DataPlane>> data = DataPlane::Create(std::move(choice->transport), arena_->memory(),
+                                                              store_->chunk_offset(0), store_->peer_access());
   if (!data.ok()) return data.status();
   data_ = std::move(*data);
   self_.data_address = data_->address();

@@ -7,12 +7,14 @@ from __future__ import annotations
 import collections
 import mmap
 import os
+import pathlib
 import socket
 import struct
+import subprocess
 import threading
 
 import pytest
-from harness import WAIT_S, Cluster, Daemon, payload, verify, wait_until
+from harness import BUILD, WAIT_S, Cluster, Daemon, payload, verify, wait_until
 from ropeteam import Level
 
 # Every frame and every chunk contains this whole pattern.
@@ -117,6 +119,41 @@ def test_a_capture_of_the_network_and_a_holders_memory_have_nothing_of_a_chunk(c
         assert "replicas encrypted" in nodes[0].status()["daemon"]["security"]["data"]
     else:
         assert seen.found[PATTERN] > 0 and there > 0, "the capture or the search is blind"
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_a_members_data_connection_reaches_only_ciphertext(cluster, tmp_path: pathlib.Path, encrypted):
+    key = tmp_path / "job.key"
+    key.write_text("5a" * 32)
+    key.chmod(0o600)
+    nodes = cluster(2, options=[*(OPTIONS if encrypted else OPTIONS[1:]), "--job-key-file", str(key)])
+    save(nodes, 1, DATA)
+    (path,) = nodes[0].arena.glob("*.arena")
+    count = path.stat().st_size // CHUNK - 1  # the tables take less than a chunk
+    output = tmp_path / "read"
+    member = [str(BUILD / "tests" / "node" / "grasping_member"), nodes.job, str(key), nodes.coordinator]
+    member += ["tcp --encrypt-replicas" if encrypted else "tcp", str(CHUNK), str(count), "node-0", str(output)]
+    done = subprocess.run(
+        [*member, *(["put"] if encrypted else [])], capture_output=True, text=True, timeout=WAIT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout
+    words = [line.split() for line in done.stdout.splitlines()]
+    reached = {what: {int(each[1]) for each in words if each[0] == what} for what in ("read", "written", "failed")}
+    got = output.read_bytes()
+    if not encrypted:
+        assert reached == {"read": set(range(count)), "written": set(), "failed": set()}
+        assert got.count(PATTERN) >= len(DATA) // len(PATTERN) - len(DATA) // CHUNK, "members read plaintext copies"
+        return
+    # What rank 1 has saved is here as ciphertext: 1.5 MB and their manifest.
+    assert len(reached["read"]) == 2 and reached["written"] == reached["failed"] == set()
+    assert PATTERN not in got and NAME.encode() not in got
+    arena = path.read_bytes()
+    for chunk in reached["read"]:
+        at = chunk * CHUNK
+        assert got[at : at + CHUNK] == arena[CHUNK + at : CHUNK + at + CHUNK]
+    assert arena.count(PATTERN) >= len(DATA) // len(PATTERN) - len(DATA) // CHUNK, "it is in the arena"
+    assert not any(begin.startswith(b"\xee" * 8) for begin in chunks(nodes[0]).values())
+    assert load(nodes[0], 1) == DATA
 
 
 def test_bad_chunks_of_both_kinds_are_found_and_repaired(cluster):

@@ -32,16 +32,35 @@ class Fencing : public ForwardingTransport {
   }
 };
 
+// As if every peer guarded its chunks and refused to read those that the plane asks for when it reconnects.
+class Guarding : public Fencing {
+ public:
+  explicit Guarding(std::unique_ptr<Transport> inner) : Fencing(std::move(inner)) {
+    capabilities_.guards_chunks = true;
+  }
+  size_t Poll(Completion* out, size_t capacity) override {
+    const size_t count = Fencing::Poll(out, capacity);
+    for (size_t i = 0; i < count; ++i)
+      if (out[i].context == kProbeTag && out[i].code == Code::kOk) out[i].code = Code::kInvalidArgument;
+    return count;
+  }
+};
+
 // A plane over the in-process fabric, with an arena of its own.
 class Plane {
  public:
-  Plane(const std::shared_ptr<InprocFabric>& fabric, const std::string& name, bool fences = true)
+  Plane(const std::shared_ptr<InprocFabric>& fabric, const std::string& name, bool fences = true,
+        bool guards = false)
       : arena_(kTables + kBytes) {
     Result<std::unique_ptr<Transport>> created = fabric->CreateTransport(name);
     EXPECT_TRUE(created.ok());
     std::fill_n(arena_.data(), kTables, std::byte{0x5a});
     std::unique_ptr<Transport> transport = std::move(*created);
-    if (fences) transport = std::make_unique<Fencing>(std::move(transport));
+    if (guards) {
+      transport = std::make_unique<Guarding>(std::move(transport));
+    } else if (fences) {
+      transport = std::make_unique<Fencing>(std::move(transport));
+    }
     transport = std::make_unique<DmabufTransport>(std::move(transport), control_);
     Result<std::unique_ptr<DataPlane>> plane = DataPlane::Create(std::move(transport), arena_, kTables);
     EXPECT_TRUE(plane.ok()) << plane.status().ToString();
@@ -215,6 +234,17 @@ TEST(DataPlane, AMemberWhoseConnectionFailedIsConnectedToAgainWithoutATransfer) 
   EXPECT_EQ(b.chunks_[200], std::byte{42});
   EXPECT_EQ(a.WaitLinks(2).size(), 2u);
   EXPECT_TRUE(a.WaitFenced(0).empty()) << "it is a member all the time";
+}
+
+TEST(DataPlane, ALinkIsUpAgainThoughThePeersGuardRefusesTheProbe) {
+  const auto fabric = InprocFabric::Create();
+  Plane a(fabric, "a", /*fences=*/true, /*guards=*/true);
+  Plane b(fabric, "b");
+  a.plane_->SetMembers({b.As(2)});
+  fabric->FailNext("b", 1, Code::kPeerGone);
+  a.plane_->Submit({Transfer(1, 2, false, 100, 200, 1)});
+  EXPECT_EQ(a.WaitDone(1)[0].code, Code::kPeerGone);
+  EXPECT_EQ(a.WaitLinks(2), (Links{{2, false}, {2, true}}));
 }
 
 TEST(DataPlane, ALinkThatBreaksAndIsReestablishedByTheFabricIsNotLost) {
