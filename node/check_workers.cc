@@ -10,7 +10,7 @@ namespace ropeteam {
 CheckWorkers::CheckWorkers(std::span<std::byte> memory, std::shared_ptr<const ReplicaCipher> cipher,
                            uint32_t threads, Done done)
     : memory_(memory), cipher_(std::move(cipher)), done_(std::move(done)) {
-  for (uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
+  for (uint32_t i = 0; i < threads; ++i) threads_.emplace_back([this] { Work(); });
 }
 
 CheckWorkers::~CheckWorkers() {
@@ -34,6 +34,16 @@ void CheckWorkers::Submit(StartCheck check) {
     job->encrypted.resize(check.ranges.size());
   job->check = std::move(check);
   const bool many = job->remaining > 1;
+  Add(std::move(job), many);
+}
+
+void CheckWorkers::Run(std::function<void()> task) {
+  auto job = std::make_shared<Job>();
+  job->task = std::move(task);
+  Add(std::move(job), false);
+}
+
+void CheckWorkers::Add(std::shared_ptr<Job> job, bool many) {
   {
     const std::lock_guard lock(mutex_);
     jobs_.push_back(std::move(job));
@@ -59,12 +69,19 @@ bool CheckWorkers::Matches(const StartCheck::Range& range, EncryptedChunk* encry
                     range.pack->pieces, &encrypted->crc);
 }
 
-void CheckWorkers::Run() {
+void CheckWorkers::Work() {
   std::unique_lock lock(mutex_);
   for (;;) {
     wake_.wait(lock, [this] { return stop_ || !jobs_.empty(); });
     if (stop_) return;
     const std::shared_ptr<Job> job = jobs_.front();
+    if (job->task) {
+      jobs_.pop_front();
+      lock.unlock();
+      job->task();
+      lock.lock();
+      continue;
+    }
     const auto index = static_cast<uint32_t>(job->next++);
     if (job->next == job->check.ranges.size()) jobs_.pop_front();
     lock.unlock();

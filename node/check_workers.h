@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Threads that compute checksums of arena memory for the Engine, and encrypt and decrypt it, off the Engine's thread.
-// All threads share the ranges of one check. Checks begin in the order of Submit(), which is safe from any thread.
+// All threads share the ranges of one check. Checks and tasks begin in the order of Submit() and Run(), which are safe
+// from any thread.
 
 #ifndef ROPETEAM_NODE_CHECK_WORKERS_H_
 #define ROPETEAM_NODE_CHECK_WORKERS_H_
@@ -33,19 +34,23 @@ class CheckWorkers {
   ~CheckWorkers();  // drops checks that have not begun; Done is not called after the return
 
   void Submit(StartCheck check);
+  // Calls `task` on a worker. A task that has not begun is dropped with the workers.
+  void Run(std::function<void()> task);
 
   CheckWorkers(const CheckWorkers&) = delete;
   CheckWorkers& operator=(const CheckWorkers&) = delete;
 
  private:
   struct Job {
+    std::function<void()> task;  // if set: nothing else is
     StartCheck check;
     size_t next = 0;       // range not yet taken
     size_t remaining = 0;  // ranges not yet done
     std::vector<uint32_t> bad;
     std::vector<EncryptedChunk> encrypted;
   };
-  void Run();
+  void Add(std::shared_ptr<Job> job, bool many);
+  void Work();
   bool Matches(const StartCheck::Range& range, EncryptedChunk* encrypted) const;
 
   const std::span<std::byte> memory_;

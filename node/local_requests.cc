@@ -139,15 +139,37 @@ bool LocalServer::OnSaveRequest(SessionId id, const Client& client, local::Type 
   } else if (type == local::Type::kSaveCommit) {
     local::SaveCommit commit;
     if (!Decode(payload, commit)) return false;
-    const SaveCommitInput input{commit.save, commit.stream_bytes, commit.manifest_offset, commit.object_count,
-                                std::move(commit.crcs)};
-    drive_([&](Engine& engine, TimeUs now) { engine.OnSaveCommit(now, id, request, input); });
+    OnSaveCommit(id, client, request,
+                 {commit.save, commit.stream_bytes, commit.manifest_offset, commit.object_count,
+                  std::move(commit.crcs)});
   } else {
     local::SaveAbort abort;
     if (!Decode(payload, abort)) return false;
     drive_([&](Engine& engine, TimeUs now) { engine.OnSaveAbort(now, id, request, abort.save); });
   }
   return true;
+}
+
+// While a large manifest is read, the session's further requests wait: they are answered as if it had taken no time.
+void LocalServer::OnSaveCommit(SessionId id, const Client& client, RequestId request,
+                               SaveCommitInput commit) {
+  std::function<Status()> check;
+  if (config_.off_loop && commit.manifest_offset < commit.stream_bytes &&
+      commit.stream_bytes - commit.manifest_offset > kManifestOnLoopBytesMax)
+    drive_([&](Engine& engine, TimeUs) { check = engine.ManifestCheck(id, commit); });
+  if (!check)
+    return drive_([&](Engine& engine, TimeUs now) { engine.OnSaveCommit(now, id, request, commit); });
+  client.session->Hold();
+  const auto input = std::make_shared<SaveCommitInput>(std::move(commit));
+  config_.off_loop(
+      [input, check = std::move(check)] { input->manifest = check(); },
+      [this, id, request, input, alive = std::weak_ptr<int>(alive_)] {
+        if (alive.expired()) return;
+        const auto found = clients_.find(id);
+        if (found == clients_.end() || found->second.session->closed()) return;
+        drive_([&](Engine& engine, TimeUs now) { engine.OnSaveCommit(now, id, request, *input); });
+        found->second.session->Resume();
+      });
 }
 
 bool LocalServer::OnWait(SessionId id, Client& client, RequestId request, std::string_view payload) {

@@ -30,6 +30,8 @@ inline constexpr size_t kSessionsMax = 1024;
 // Unanswered requests of one session: threads that wait at the same time in one rank. Each takes an entry in the
 // Engine.
 inline constexpr uint32_t kRequestsOutstandingMax = 1024;
+// A larger manifest of a save is read off the loop's thread. One of a mebibyte takes some milliseconds.
+inline constexpr uint64_t kManifestOnLoopBytesMax = 1ull << 20;
 
 class LocalServer {
  public:
@@ -48,6 +50,9 @@ class LocalServer {
     std::function<void(TimeUs within_us)> drain;
     // Lists the steps on storage, off the loop's thread. The answer may come after the timeout, or never.
     std::function<void(uint32_t steps_max, TimeUs timeout_us, StorageListDone done)> list_storage;
+    // Calls `work` on another thread, then `done` on the loop's; not within the call. Null: large manifests are read on
+    // the loop's thread, too.
+    std::function<void(std::function<void()> work, std::function<void()> done)> off_loop;
     // Registers ranks' device memory; null: the transport cannot read any. It must outlive the server, and be stopped
     // before the loop is destroyed.
     DeviceBuffers* device_buffers = nullptr;
@@ -104,6 +109,7 @@ class LocalServer {
   bool OnRequest(SessionId id, Client& client, local::Type type, RequestId request, std::string_view payload);
   bool OnSaveRequest(SessionId id, const Client& client, local::Type type, RequestId request,
                      std::string_view payload);
+  void OnSaveCommit(SessionId id, const Client& client, RequestId request, SaveCommitInput commit);
   bool OnViewRequest(SessionId id, local::Type type, RequestId request, std::string_view payload);
   bool OnDeviceRequest(SessionId id, Client& client, local::Type type, RequestId request,
                        std::string_view payload);

@@ -90,12 +90,16 @@ void LocalSession::WatchProcess() {
 
 void LocalSession::OnEvents(uint32_t epoll_events) {
   if ((epoll_events & EPOLLOUT) != 0) Flush();
+  if (held_) {
+    if ((epoll_events & (EPOLLHUP | EPOLLERR)) != 0) Close("the client closed it");
+    return;
+  }
   if (!closed() && (epoll_events & (EPOLLIN | EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) Read();
 }
 
 void LocalSession::Read() {
   std::array<char, 64 * 1024> buffer;
-  for (size_t taken = 0; taken < kSessionReadBytesPerTurn && !closed();) {
+  for (size_t taken = 0; taken < kSessionReadBytesPerTurn && !closed() && !held_;) {
     const ssize_t count = Receive(buffer.data(), buffer.size());
     if (count == 0) return Close("the client closed it");
     if (count < 0) {
@@ -146,7 +150,7 @@ UniqueFd LocalSession::TakeDescriptor() {
 
 void LocalSession::HandleFrames() {
   size_t begin = 0;
-  while (!closed() && !closing_ && input_.size() - begin >= sizeof(uint32_t)) {
+  while (!closed() && !closing_ && !held_ && input_.size() - begin >= sizeof(uint32_t)) {
     FrameHeader header;
     // The magic is checked as soon as it has arrived: garbage may never be as long as a header.
     std::memcpy(&header.magic, input_.data() + begin, sizeof(header.magic));
@@ -163,7 +167,7 @@ void LocalSession::HandleFrames() {
   }
   if (begin != 0) input_.erase(0, begin);
   // A descriptor comes with the first byte of its frame, so one may belong to an incomplete frame.
-  if (!closed() && !closing_ && descriptors_.size() > (input_.empty() ? 0u : 1u))
+  if (!closed() && !closing_ && !held_ && descriptors_.size() > (input_.empty() ? 0u : 1u))
     return Close("a descriptor came with a frame that takes none");
   // A large message's buffer is not kept for the small ones that follow.
   if (input_.empty() && input_.capacity() > kSessionReadBytesPerTurn) input_.shrink_to_fit();
@@ -205,7 +209,23 @@ void LocalSession::Flush() {
   const bool wanted = !output_.empty();
   if (wanted == writable_wanted_) return;
   writable_wanted_ = wanted;
-  loop_->Modify(socket_.get(), EPOLLIN | EPOLLRDHUP | (wanted ? EPOLLOUT : 0u));
+  WatchSocket();
+}
+
+void LocalSession::WatchSocket() {
+  loop_->Modify(socket_.get(), (held_ ? 0u : EPOLLIN | EPOLLRDHUP) | (writable_wanted_ ? EPOLLOUT : 0u));
+}
+
+void LocalSession::Hold() {
+  held_ = true;
+  if (!closed()) WatchSocket();
+}
+
+void LocalSession::Resume() {
+  held_ = false;
+  if (closed()) return;
+  WatchSocket();
+  HandleFrames();
 }
 
 void LocalSession::CloseAfterSend(std::string reason) {

@@ -52,6 +52,11 @@ class LocalSession {
   void CloseAfterSend(std::string reason);
   void Close(const std::string& reason);
 
+  // No frame is handled between the two, and frames that arrive stay in the socket. If the client closes the connection
+  // meanwhile, they are lost. Resume() must not be called within on_frame.
+  void Hold();
+  void Resume();
+
   // The descriptor that came with the current frame; invalid if there was none. If no frame takes a descriptor, the
   // session ends.
   UniqueFd TakeDescriptor();
@@ -75,6 +80,7 @@ class LocalSession {
   void HandleFrames();
   void Flush();
   void WatchProcess();
+  void WatchSocket();
 
   EventLoop* const loop_;
   UniqueFd socket_;
@@ -88,6 +94,7 @@ class LocalSession {
   size_t output_bytes_ = 0;
   size_t sent_ = 0;  // of output_.front()
   bool writable_wanted_ = false;
+  bool held_ = false;
   bool closing_ = false;
   std::string closing_reason_;
 };

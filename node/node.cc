@@ -250,6 +250,12 @@ Status Node::InitLocal() {
   facts.arena_bytes = arena_->memory().size();
   facts.replicas = options_.replicas;
   facts.keep_steps = options_.keep_steps;
+  config.off_loop = [this](std::function<void()> work, std::function<void()> done) {
+    checks_->Run([this, work = std::move(work), done = std::move(done)] {
+      work();
+      PostToSelf(done);
+    });
+  };
   config.transport = [data = data_.get()] { return data->counters(); };
   config.list_storage = [this](uint32_t steps_max, TimeUs timeout_us, LocalServer::StorageListDone done) {
     ListStorage(steps_max, timeout_us, std::move(done));

@@ -711,6 +711,9 @@ void Engine::OnSaveCommit(TimeUs now, SessionId session, RequestId request, cons
   impl_->parts_.sessions.SaveCommit(session, request, commit);
   impl_->Finish();
 }
+std::function<Status()> Engine::ManifestCheck(SessionId session, const SaveCommitInput& commit) const {
+  return impl_->parts_.sessions.ManifestCheck(session, commit);
+}
 void Engine::OnSaveAbort(TimeUs now, SessionId session, RequestId request, SaveId save) {
   impl_->Begin(now);
   impl_->parts_.sessions.SaveAbort(session, request, save);

@@ -19,6 +19,7 @@
 #define ROPETEAM_CORE_ENGINE_ENGINE_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -256,6 +257,8 @@ struct SaveCommitInput {
   uint64_t manifest_offset = 0;
   uint32_t object_count = 0;
   std::vector<uint32_t> crcs;
+  // The result of Engine::ManifestCheck(), if the driver has called it. None: the engine reads the manifest itself.
+  std::optional<Status> manifest = {};
 };
 
 // The whole chunks [first, first + count) of the stream are the bytes of `buffer` from `offset` on.
@@ -322,6 +325,11 @@ class Engine {
   // kDeadlineExceeded.
   void OnSaveSettle(TimeUs now, SessionId session, RequestId request, SaveId save, TimeUs timeout_us);
   void OnSaveCommit(TimeUs now, SessionId session, RequestId request, const SaveCommitInput& commit);
+  // Reading a manifest takes up to a second (kObjectsMax). A driver may do it on another thread: this function checks the
+  // manifest of the commit in the arena, in any thread, as long as the Store exists. Its result goes into
+  // SaveCommitInput::manifest. Null: OnSaveCommit() refuses the commit without reading a manifest. If the save ends
+  // meanwhile, the result is meaningless, and OnSaveCommit() does not look at it.
+  std::function<Status()> ManifestCheck(SessionId session, const SaveCommitInput& commit) const;
   void OnSaveAbort(TimeUs now, SessionId session, RequestId request, SaveId save);
   void OnWait(TimeUs now, SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
   // Releases the step from all nodes' memory. Answered when no node of the view has a copy. A session that has sent no

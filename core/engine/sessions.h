@@ -35,6 +35,7 @@ class Sessions {
   void SaveDirect(SessionId session, const SaveDirectInput& direct);
   void SaveSettle(SessionId session, RequestId request, SaveId save, TimeUs timeout_us);
   void SaveCommit(SessionId session, RequestId request, const SaveCommitInput& commit);
+  std::function<Status()> ManifestCheck(SessionId id, const SaveCommitInput& commit) const;
   void SaveAbort(SessionId session, RequestId request, SaveId save);
   void Wait(SessionId session, RequestId request, Step step, Level level, TimeUs timeout_us);
   void Drop(SessionId session, RequestId request, Step step, TimeUs timeout_us);
@@ -138,7 +139,8 @@ class Sessions {
   template <typename Payload, typename ToAnswer>
   void AskLeader(SessionId session, RequestId request, Question::Topic topic, std::string question,
                  TimeUs timeout_us, ToAnswer to_answer);
-  Status CheckCommit(const Save& save, const SaveCommitInput& commit) const;
+  Status CheckForm(const Save& save, const SaveCommitInput& commit) const;
+  std::function<Status()> ManifestCheckOf(const Save& save, const SaveCommitInput& commit) const;
   Status CheckNotCommitted(const ShardId& shard) const;
   Status CheckUncommitted(const ShardId& shard) const;
   bool HasCommitted(const ShardId& shard) const;

@@ -178,7 +178,8 @@ void Sessions::SaveSettle(SessionId id, RequestId request, SaveId save_id, TimeU
   });
 }
 
-Status Sessions::CheckCommit(const Save& save, const SaveCommitInput& commit) const {
+// Of everything but the manifest's content.
+Status Sessions::CheckForm(const Save& save, const SaveCommitInput& commit) const {
   const Store& store = parts_.context.store;
   const uint64_t chunks = ChunksFor(commit.stream_bytes, store.chunk_bytes());
   if (chunks == 0 || chunks > save.crcs.size() || commit.crcs.size() != chunks)
@@ -197,7 +198,7 @@ Status Sessions::CheckCommit(const Save& save, const SaveCommitInput& commit) co
     return Error(Code::kInvalidArgument, "a manifest at %llu in a stream of %llu bytes",
                  static_cast<unsigned long long>(commit.manifest_offset),
                  static_cast<unsigned long long>(commit.stream_bytes));
-  // The manifest is copied and read here, on the loop. So a rank cannot have the loop copy its whole shard.
+  // The manifest is copied and read. So a rank cannot have its whole shard copied.
   const uint64_t manifest_bytes = commit.stream_bytes - commit.manifest_offset;
   if (commit.object_count > kObjectsMax || manifest_bytes > ManifestBytesMax(commit.object_count))
     return Error(Code::kInvalidArgument,
@@ -205,21 +206,35 @@ Status Sessions::CheckCommit(const Save& save, const SaveCommitInput& commit) co
                  static_cast<unsigned long long>(manifest_bytes), commit.object_count,
                  static_cast<unsigned long long>(ManifestBytesMax(commit.object_count)),
                  static_cast<unsigned long long>(kObjectsMax));
-  std::string bytes(manifest_bytes, '\0');
-  for (uint64_t at = commit.manifest_offset; at < commit.stream_bytes;) {
-    const uint64_t chunk = at / store.chunk_bytes();
-    const uint64_t offset = at % store.chunk_bytes();
-    const uint64_t length = std::min(store.chunk_bytes() - offset, commit.stream_bytes - at);
-    std::memcpy(bytes.data() + (at - commit.manifest_offset),
-                store.chunk(ChunkAt(save.extents, chunk)) + offset, length);
-    at += length;
-  }
-  Result<Manifest> manifest = Manifest::Parse(bytes, commit.manifest_offset);
-  if (!manifest.ok()) return manifest.status();
-  if (manifest->objects().size() != commit.object_count)
-    return Error(Code::kInvalidArgument, "%u objects announced, %zu in the manifest", commit.object_count,
-                 manifest->objects().size());
   return OkStatus();
+}
+
+// `commit` has the right form. The function uses only what is constant in the store: the place of a chunk.
+std::function<Status()> Sessions::ManifestCheckOf(const Save& save, const SaveCommitInput& commit) const {
+  return [&store = std::as_const(parts_.context.store), extents = save.extents, end = commit.stream_bytes,
+          begin = commit.manifest_offset, object_count = commit.object_count] {
+    std::string bytes(end - begin, '\0');
+    for (uint64_t at = begin; at < end;) {
+      const uint64_t chunk = at / store.chunk_bytes();
+      const uint64_t offset = at % store.chunk_bytes();
+      const uint64_t length = std::min(store.chunk_bytes() - offset, end - at);
+      std::memcpy(bytes.data() + (at - begin), store.chunk(ChunkAt(extents, chunk)) + offset, length);
+      at += length;
+    }
+    const Result<Manifest> manifest = Manifest::Parse(bytes, begin);
+    if (!manifest.ok()) return manifest.status();
+    if (manifest->objects().size() != object_count)
+      return Error(Code::kInvalidArgument, "%u objects announced, %zu in the manifest", object_count,
+                   manifest->objects().size());
+    return OkStatus();
+  };
+}
+
+std::function<Status()> Sessions::ManifestCheck(SessionId id, const SaveCommitInput& commit) const {
+  const auto found = saves_.find(commit.save);
+  if (found == saves_.end() || found->second.session != id || !CheckForm(found->second, commit).ok())
+    return {};
+  return ManifestCheckOf(found->second, commit);
 }
 
 void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput& commit) {
@@ -232,7 +247,8 @@ void Sessions::SaveCommit(SessionId id, RequestId request, const SaveCommitInput
   }
   if (!mine) return AnswerStatusTo(id, request, Error(Code::kNotFound, "no such save is open"));
   ROPETEAM_CHECK(session->saves > 0 && found->second.shard.rank == session->hello.rank);
-  Status checked = CheckCommit(found->second, commit);
+  Status checked = CheckForm(found->second, commit);
+  if (checked.ok()) checked = commit.manifest ? *commit.manifest : ManifestCheckOf(found->second, commit)();
   if (checked.ok()) checked = CheckNotCommitted(found->second.shard);
   if (!checked.ok()) {
     EndSave(commit.save, checked.message().c_str());

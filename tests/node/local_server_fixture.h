@@ -71,11 +71,11 @@ class LocalServerTest : public ::testing::Test {
     ASSERT_NE(mkdtemp(path), nullptr);
     directory_ = path;
     ASSERT_TRUE(loop_.Init().ok());
-    memory_.resize(Store::MemoryFor(64, kChunk) + 4096);
+    memory_.resize(Store::MemoryFor(chunks_, kChunk) + 4096);
     void* aligned = memory_.data();
     size_t space = memory_.size();
-    ASSERT_NE(std::align(4096, Store::MemoryFor(64, kChunk), aligned, space), nullptr);
-    const std::span<std::byte> arena(static_cast<std::byte*>(aligned), Store::MemoryFor(64, kChunk));
+    ASSERT_NE(std::align(4096, Store::MemoryFor(chunks_, kChunk), aligned, space), nullptr);
+    const std::span<std::byte> arena(static_cast<std::byte*>(aligned), Store::MemoryFor(chunks_, kChunk));
     Result<std::unique_ptr<Store>> store = Store::Format(arena, kChunk, {"job", "node-0"});
     ASSERT_TRUE(store.ok()) << store.status().ToString();
     store_ = std::move(*store);
@@ -99,6 +99,7 @@ class LocalServerTest : public ::testing::Test {
     server.rejoin = rejoin_;
     server.drain = drain_;
     server.hello.transport = "test";
+    if (off_loop_) server.off_loop = [this](auto work, auto done) { works_.emplace_back(work, done); };
     server.list_storage = [this](uint32_t steps_max, TimeUs, LocalServer::StorageListDone done) {
       listings_.emplace_back(steps_max, std::move(done));
     };
@@ -199,9 +200,12 @@ class LocalServerTest : public ::testing::Test {
 
   // Of the server's configuration; before SetUp().
   DeviceBuffers* device_buffers_ = nullptr;
+  uint64_t chunks_ = 64;
+  bool off_loop_ = false;
   std::function<Status(const std::string& coordinator, bool force)> rejoin_;
   std::function<void(TimeUs within_us)> drain_;
-  std::vector<std::pair<uint32_t, LocalServer::StorageListDone>> listings_;  // requested so far
+  std::vector<std::pair<std::function<void()>, std::function<void()>>> works_;  // for another thread so far
+  std::vector<std::pair<uint32_t, LocalServer::StorageListDone>> listings_;     // requested so far
   std::string directory_;
   EventLoop loop_;
   std::vector<std::byte> memory_;

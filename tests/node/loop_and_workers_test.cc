@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -124,6 +125,20 @@ TEST_F(CheckWorkersTest, FindsExactlyTheRangesThatDoNotMatch) {
   EXPECT_THAT(done.at(1), ::testing::ElementsAre(17, 99));
   EXPECT_TRUE(done.at(2).empty());
   EXPECT_TRUE(done.at(3).empty());
+}
+
+TEST_F(CheckWorkersTest, ATaskRunsOnAWorkerAndChecksGoOnBesideIt) {
+  std::promise<std::thread::id> began;
+  std::promise<void> end;
+  CheckWorkers workers(memory_, nullptr, 2, Collect());
+  workers.Run([&] {
+    began.set_value(std::this_thread::get_id());
+    end.get_future().wait();
+  });
+  EXPECT_NE(began.get_future().get(), std::this_thread::get_id());
+  workers.Submit({1, {Good(0, 1000)}});
+  EXPECT_TRUE(Wait(1).at(1).empty());
+  end.set_value();
 }
 
 TEST_F(CheckWorkersTest, ARangeOutsideTheMemoryIsBadAndNotRead) {
