@@ -98,6 +98,11 @@ class Front : public Transport {
  protected:
   Front() = default;
 
+  // No event announces what only waits in a queue of this process.
+  void StartSubmitted() {
+    if (std::exchange(submitted_, false)) self().Progress();
+  }
+
   // Registers a region of `length` bytes with `map`, which gets the Region and returns a Status.
   template <typename Map>
   Result<RegionId> AddRegion(uint64_t length, Map map);
@@ -174,8 +179,7 @@ Status Front<Fabric, Peer, Operation>::Submit(OperationKind kind, PeerId peer_id
 
 template <typename Fabric, typename Peer, typename Operation>
 void Front<Fabric, Peer, Operation>::Wait(uint64_t timeout_us) {
-  // No event announces what only waits in a queue of this process.
-  if (std::exchange(submitted_, false)) self().Progress();
+  StartSubmitted();
   if (operations_.finished() || wake_.Consume()) return;
   TimeUs now = Now();
   const TimeUs deadline = timeout_us > UINT64_MAX - now ? UINT64_MAX : now + timeout_us;

@@ -412,6 +412,7 @@ void OfiRails::Progress() {
     for (auto& [id, peer] : peers_)
       if (peer->state == State::kJudged) Judge(peer.get());
   Pump();
+  for (const auto& rail : rails_) rail->StartSubmitted();
 }
 
 bool OfiRails::Busy(TimeUs now) const {
