@@ -274,6 +274,11 @@ class Engines {
     const uint64_t remote_offset = peer->store->chunk_offset(0) + transfer.remote_offset;
     if (!InChunks(*peer, remote_offset, transfer.length))
       return here->engine->OnTransferDone(now_, transfer.tag, Code::kLinkFailed);
+    PeerAccess::Use use;
+    if (!use.Begin(peer->store->peer_access(), transfer.remote_offset, transfer.length,
+                   transfer.get ? PeerAccess::Kind::kRead : PeerAccess::Kind::kWrite))
+      return here->engine->OnTransferDone(now_, transfer.tag, Code::kInvalidArgument);
+    use.End();
     TestNode& from = transfer.get ? *peer : *here;
     TestNode& to = transfer.get ? *here : *peer;
     const uint64_t source = transfer.get ? remote_offset : transfer.local_offset;
