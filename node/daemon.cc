@@ -21,7 +21,7 @@
 #include "core/base/checksum.h"
 #include "core/base/log.h"
 #include "membership/credentials/credentials.h"
-#include "membership/standalone/address.h"
+#include "membership/standalone/acceptor.h"
 #include "node/arena_guard.h"
 #include "node/drain.h"
 #include "node/local_socket.h"

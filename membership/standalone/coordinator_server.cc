@@ -9,7 +9,7 @@
 
 #include "core/base/log.h"
 #include "membership/credentials/credentials.h"
-#include "membership/standalone/address.h"
+#include "membership/standalone/acceptor.h"
 #include "membership/standalone/loop.h"
 #include "membership/standalone/membership.grpc.pb.h"
 #include "membership/standalone/options.h"

@@ -12,7 +12,7 @@
 #include "membership/agent.h"
 #include "membership/credentials/credentials.h"
 #include "membership/membership.h"
-#include "membership/standalone/address.h"
+#include "membership/standalone/acceptor.h"
 #include "membership/standalone/coordinator_server.h"
 #include "membership/standalone/loop.h"
 #include "membership/standalone/node_stream.h"
