@@ -7,17 +7,13 @@
 #include <mutex>
 
 #include "core/base/log.h"
+#include "membership/standalone/options.h"
 #include "node/control.grpc.pb.h"
 #include "node/control_link.h"
 #include "node/options.h"
 
 namespace ropeteam {
 namespace {
-
-// A connection that has not finished its TLS and HTTP/2 handshakes within this time is closed.
-constexpr int kHandshakeMaxMs = 5'000;
-// A peer has one stream on a connection. The other one is for the stream's successor.
-constexpr int kStreamsPerConnectionMax = 2;
 
 class AddressBox {
  public:
@@ -38,8 +34,10 @@ class AddressBox {
 // One incoming stream. Owned by gRPC until OnDone() and by the messages that are being handled.
 class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answer> {
  public:
-  static Incoming* Begin(NodeId self, const ControlPlane::OnMessage* on_message, AddressBox* coordinator) {
-    std::shared_ptr<Incoming> incoming(new Incoming(self, on_message, coordinator));
+  static Incoming* Begin(NodeId self, const ControlPlane::OnMessage* on_message, AddressBox* coordinator,
+                         Acceptor* acceptor, std::string peer) {
+    std::shared_ptr<Incoming> incoming(
+        new Incoming(self, on_message, coordinator, acceptor, std::move(peer)));
     incoming->self_reference_ = incoming;
     incoming->StartSendInitialMetadata();  // tells the sender that the stream exists
     incoming->StartRead(&incoming->message_);
@@ -53,6 +51,7 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answ
                                      "control protocol version " +
                                          std::to_string(message_.protocol_version()) + " there, " +
                                          std::to_string(kControlProtocolVersion) + " here"));
+    if (acceptor_ != nullptr) std::exchange(acceptor_, nullptr)->Admit(peer_);
     bool read_on = true;
     if (message_.where_is_coordinator()) {
       AnswerWhere();
@@ -91,8 +90,13 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answ
   void OnDone() override { self_reference_.reset(); }
 
  private:
-  Incoming(NodeId self, const ControlPlane::OnMessage* on_message, AddressBox* coordinator)
-      : self_(self), on_message_(on_message), coordinator_(coordinator) {}
+  Incoming(NodeId self, const ControlPlane::OnMessage* on_message, AddressBox* coordinator,
+           Acceptor* acceptor, std::string peer)
+      : self_(self),
+        on_message_(on_message),
+        coordinator_(coordinator),
+        acceptor_(acceptor),
+        peer_(std::move(peer)) {}
 
   // One answer at a time. The sender repeats a question that was not answered.
   void AnswerWhere() {
@@ -127,6 +131,8 @@ class Incoming : public grpc::ServerBidiReactor<control::Envelope, control::Answ
   const NodeId self_;
   const ControlPlane::OnMessage* const on_message_;
   AddressBox* const coordinator_;
+  Acceptor* acceptor_;  // of the connection from peer_; null after the first message
+  const std::string peer_;
   std::shared_ptr<Incoming> self_reference_;
   control::Envelope message_;
   control::Answer answer_;  // used by gRPC while answering_
@@ -143,13 +149,16 @@ class Service : public control::Control::CallbackService {
   Service(NodeId self, ControlPlane::OnMessage on_message)
       : self_(self), on_message_(std::move(on_message)) {}
   grpc::ServerBidiReactor<control::Envelope, control::Answer>* Exchange(
-      grpc::CallbackServerContext*) override {
-    return Incoming::Begin(self_, &on_message_, &coordinator_);
+      grpc::CallbackServerContext* context) override {
+    return Incoming::Begin(self_, &on_message_, &coordinator_, acceptor_.get(), context->peer());
   }
+  void Use(std::unique_ptr<Acceptor> acceptor) { acceptor_ = std::move(acceptor); }
+  Acceptor* acceptor() { return acceptor_.get(); }
   AddressBox& coordinator() { return coordinator_; }
 
  private:
   AddressBox coordinator_;
+  std::unique_ptr<Acceptor> acceptor_;  // null: no port
   const NodeId self_;
   const ControlPlane::OnMessage on_message_;
 };
@@ -162,25 +171,21 @@ class ControlPlane::Impl {
       : config_(config), on_answer_(std::move(on_answer)), service_(config.self, std::move(on_message)) {}
 
   Status Listen() {
+    if (config_.listen.empty()) return OkStatus();
+    Result<std::unique_ptr<Acceptor>> acceptor = Acceptor::Listen(JoinHostPort(config_.listen, config_.port));
+    if (!acceptor.ok()) return acceptor.status();
+    service_.Use(std::move(*acceptor));
     grpc::ServerBuilder builder;
-    int port = 0;
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use must be an error
-    builder.AddChannelArgument(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMaxMs);
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
     builder.SetMaxReceiveMessageSize(static_cast<int>(kControlMessageBytesMax));
-    builder.AddListeningPort(JoinHostPort(config_.listen, config_.port),
-                             ServerCredentialsOf(config_.credentials.get()), &port);
     builder.RegisterService(&service_);
-    server_ = builder.BuildAndStart();
-    if (server_ == nullptr || port == 0)
-      return Error(Code::kIo, "control plane cannot listen on %s: in use, or not an address of this machine",
-                   JoinHostPort(config_.listen, config_.port).c_str());
-    port_ = static_cast<uint16_t>(port);
+    Result<std::unique_ptr<grpc::Server>> server =
+        StartServer(&builder, service_.acceptor(), config_.credentials.get());
+    if (!server.ok()) return server.status();
+    server_ = std::move(*server);
     return OkStatus();
   }
 
-  uint16_t port() const { return port_; }
+  uint16_t port() { return service_.acceptor() != nullptr ? service_.acceptor()->port() : 0; }
 
   void SetMembers(const std::vector<Member>& members) {
     std::map<NodeId, std::unique_ptr<ControlLink>> next;
@@ -233,6 +238,7 @@ class ControlPlane::Impl {
   void Stop() {
     SetMembers({});
     if (server_ != nullptr) {
+      service_.acceptor()->Stop();
       server_->Shutdown(
           std::chrono::system_clock::now());  // streams never end by themselves: cancel them now
       server_->Wait();
@@ -247,7 +253,6 @@ class ControlPlane::Impl {
   const OnAnswer on_answer_;
   Service service_;
   std::unique_ptr<grpc::Server> server_;
-  uint16_t port_ = 0;
   StreamCount count_;
   std::map<NodeId, std::unique_ptr<ControlLink>> links_;
   std::vector<std::unique_ptr<ControlLink>> retired_;  // stopped, but gRPC still uses them

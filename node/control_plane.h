@@ -45,8 +45,8 @@ class ControlPlane {
  public:
   struct Config {
     NodeId self = kNoNode;
-    std::string listen;                                        // numeric address
-    uint16_t port = 0;                                         // 0: any
+    std::string listen;  // numeric address; empty: on none, with port() 0
+    uint16_t port = 0;   // 0: any
     std::shared_ptr<const Credentials> credentials = nullptr;  // null: unencrypted and open to everyone
   };
   // A member has answered where it is registered. The answer is not trusted.

@@ -42,7 +42,9 @@ std::shared_ptr<const CoordinatorFrame> Frame(const CoordinatorMessage& message)
 
 class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame, CoordinatorFrame> {
  public:
-  explicit Stream(CoordinatorServer* server) : server_(server) {
+  // `acceptor`: of the connection from `peer`; may be null.
+  Stream(CoordinatorServer* server, Acceptor* acceptor, std::string peer)
+      : server_(server), acceptor_(acceptor), peer_(std::move(peer)) {
     id_ = server->Adopt(this);
     ReadNext();
   }
@@ -82,6 +84,7 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
     if (!ok) return End();
     Result<NodeMessage> message = Decode(std::exchange(in_, {}));
     if (message.ok()) {
+      if (acceptor_ != nullptr) std::exchange(acceptor_, nullptr)->Admit(peer_);
       server_->OnMessage(id_, std::move(*message));
       return ReadNext();
     }
@@ -149,6 +152,8 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
   }
 
   CoordinatorServer* const server_;
+  Acceptor* acceptor_;  // null after the first message
+  const std::string peer_;
   ConnectionId id_ = kNoConnection;
   NodeFrame in_;                                 // gRPC's from StartRead() to OnReadDone()
   std::shared_ptr<const CoordinatorFrame> out_;  // gRPC's while writing_
@@ -165,18 +170,22 @@ class CoordinatorServer::Stream final : public grpc::ServerBidiReactor<NodeFrame
 
 class CoordinatorServer::Service final : public membership::v1::Coordinator::CallbackService {
  public:
-  explicit Service(CoordinatorServer* server) : server_(server) {}
-  grpc::ServerBidiReactor<NodeFrame, CoordinatorFrame>* Session(grpc::CallbackServerContext*) override {
-    return new Stream(server_);  // deletes itself in OnDone()
+  Service(CoordinatorServer* server, Acceptor* acceptor) : server_(server), acceptor_(acceptor) {}
+  grpc::ServerBidiReactor<NodeFrame, CoordinatorFrame>* Session(
+      grpc::CallbackServerContext* context) override {
+    return new Stream(server_, acceptor_, context->peer());  // deletes itself in OnDone()
   }
 
  private:
   CoordinatorServer* const server_;
+  Acceptor* const acceptor_;
 };
 
 struct CoordinatorServer::Server {
-  explicit Server(CoordinatorServer* owner) : service(owner) {}
-  Service service;  // outlives the calls on it, which `grpc` ends
+  Server(CoordinatorServer* owner, std::unique_ptr<Acceptor> from)
+      : acceptor(std::move(from)), service(owner, acceptor.get()) {}
+  std::unique_ptr<Acceptor> acceptor;  // null: it has no port
+  Service service;                     // outlives the calls on it, which `grpc` ends
   std::unique_ptr<grpc::Server> grpc;
 };
 
@@ -187,21 +196,19 @@ CoordinatorServer::~CoordinatorServer() { Stop(); }
 
 Status CoordinatorServer::Start() {
   ROPETEAM_CHECK(server_ == nullptr);
-  // gRPC reports only whether it could listen, so the system itself is asked for the reason first.
-  ROPETEAM_RETURN_IF_ERROR(CheckListen(config_.coordinator_listen));
+  Result<std::unique_ptr<Acceptor>> acceptor = Acceptor::Listen(config_.coordinator_listen);
+  if (!acceptor.ok()) return acceptor.status();
+  address_ = (*acceptor)->address();
   if (!on_store_) coordinator_ = std::make_unique<Coordinator>(config_, Loop::Now(), FirstEpoch());
-  auto server = std::make_unique<Server>(this);
+  auto server = std::make_unique<Server>(this, std::move(*acceptor));
   grpc::ServerBuilder builder;
-  int port = 0;
   SetServerOptions(&builder);
-  builder.AddListeningPort(config_.coordinator_listen, ServerCredentialsOf(config_.credentials.get()), &port);
   builder.RegisterService(&server->service);
-  server->grpc = builder.BuildAndStart();
-  if (server->grpc == nullptr || port == 0)
-    return Error(Code::kIo, "cannot listen on %s", config_.coordinator_listen.c_str());
+  Result<std::unique_ptr<grpc::Server>> started =
+      StartServer(&builder, server->acceptor.get(), config_.credentials.get());
+  if (!started.ok()) return started.status();
+  server->grpc = std::move(*started);
   server_ = std::move(server);
-  address_ =
-      config_.coordinator_listen.substr(0, config_.coordinator_listen.rfind(':') + 1) + std::to_string(port);
   LOG_INFO("membership coordinator listens on %s, job %s", address_.c_str(), config_.job.c_str());
   thread_ = std::thread([this] { KeepDeadlines(); });
   return OkStatus();
@@ -209,6 +216,7 @@ Status CoordinatorServer::Start() {
 
 void CoordinatorServer::Stop() {
   if (server_ == nullptr) return;
+  if (server_->acceptor != nullptr) server_->acceptor->Stop();
   const auto deadline = std::chrono::steady_clock::now() + kFlushMax;
   {
     std::unique_lock lock(mutex_);

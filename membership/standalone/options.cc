@@ -23,17 +23,34 @@ static_assert(kFrameBytesMax < (1u << 30), "gRPC's limits are ints");
 }  // namespace
 
 void SetServerOptions(grpc::ServerBuilder* builder) {
-  // Otherwise a second coordinator on the same port would start without an error and get half of the nodes.
-  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kReapPingMs);
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kReapTimeoutMs);
-  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMaxMs);
-  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
   // Bandwidth probing doubles the packets of a connection that carries five small messages a second.
   builder->AddChannelArgument(GRPC_ARG_HTTP2_BDP_PROBE, 0);
   builder->AddChannelArgument(GRPC_ARG_ENABLE_CHANNELZ, 0);
   builder->SetMaxReceiveMessageSize(static_cast<int>(kFrameBytesMax));
   builder->SetMaxSendMessageSize(static_cast<int>(kFrameBytesMax));
+}
+
+Result<std::unique_ptr<grpc::Server>> StartServer(grpc::ServerBuilder* builder, Acceptor* acceptor,
+                                                  const Credentials* credentials) {
+  using grpc::experimental::ExternalConnectionAcceptor;
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMaxMs);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kStreamsPerConnectionMax);
+  std::shared_ptr<ExternalConnectionAcceptor> external;
+  if (acceptor != nullptr)
+    external = builder->experimental().AddExternalConnectionAcceptor(
+        grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
+        ServerCredentialsOf(credentials));
+  std::unique_ptr<grpc::Server> server = builder->BuildAndStart();
+  if (server == nullptr) return Error(Code::kInternal, "gRPC does not start a server");
+  if (acceptor != nullptr)
+    acceptor->Start([external](int connection) {
+      ExternalConnectionAcceptor::NewConnectionParameters parameters;
+      parameters.fd = connection;
+      external->HandleNewConnection(&parameters);
+    });
+  return server;
 }
 
 grpc::ChannelArguments ChannelOptions() {

@@ -9,10 +9,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <ctime>
 #include <random>
 
+#include "core/base/log.h"
+#include "membership/standalone/acceptor.h"
 #include "membership/standalone/membership.grpc.pb.h"
 #include "membership/standalone/options.h"
 #include "tests/membership/standalone_cluster.h"
@@ -351,6 +354,29 @@ int Connect(const std::string& host, const std::string& address) {
   if (connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0) return fd;
   close(fd);
   return -1;
+}
+
+TEST_F(StandaloneTest, StrangersTakeNoMembersPlaceAndKeepNobodyOut) {
+  config_.nodes_expected = 2;
+  TestMember& a = Start("a", 0, 1);
+  TestMember& b = Start("b", 1, 2);
+  ASSERT_TRUE(a.WaitForNames({"a", "b"}));
+  std::atomic<int> lost{0};
+  SetLogSink(
+      [&lost](LogLevel, std::string_view line) { lost += line.find("lost") != std::string_view::npos; },
+      LogLevel::kWarning);
+  const int first = Connect(OwnHost(), address_);
+  std::vector<int> strangers;
+  while (strangers.size() < 2 * kStrangersOfAddressMax) strangers.push_back(Connect(OwnHost(), address_));
+  char byte = 0;
+  while (recv(first, &byte, 1, 0) > 0) continue;  // ends because it is the oldest, and has to make room
+  Start("c", 2, 3);
+  EXPECT_TRUE(a.WaitForNames({"a", "b", "c"}));
+  EXPECT_TRUE(b.WaitForNames({"a", "b", "c"}));
+  SetLogSink(nullptr, LogLevel::kWarning);
+  EXPECT_EQ(lost, 0) << "no member's connection made room";
+  close(first);
+  for (const int stranger : strangers) close(stranger);
 }
 
 TEST_F(StandaloneTest, OnlyTheAddressItWasToldIsListenedOn) {
