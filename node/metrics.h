@@ -2,9 +2,9 @@
 //
 // `--metrics`: the daemon's counters in Prometheus' text format over HTTP. docs/metrics.md lists the names.
 //
-// prometheus-cpp's threads serve it. For each scrape, the event loop makes a snapshot of some hundred numbers. That
-// takes microseconds, however many steps the arena holds. The scrape's thread makes the text. At most two scrapes are
-// served at once; others wait in the listener's queue. So a slow reader occupies only one text.
+// Each connection has a thread. For each scrape, the event loop makes a snapshot of some hundred numbers. That takes
+// microseconds, however many steps the arena holds. The scrape's thread makes the text. Connections are bounded for each
+// remote address and in all; beyond that the oldest is closed, so that slow clients keep nobody away.
 
 #ifndef ROPETEAM_NODE_METRICS_H_
 #define ROPETEAM_NODE_METRICS_H_

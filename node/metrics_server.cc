@@ -1,43 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <netdb.h>
-#include <prometheus/collectable.h>
-#include <prometheus/exposer.h>
+#include <poll.h>
 #include <prometheus/metric_family.h>
+#include <prometheus/text_serializer.h>
 #include <sys/socket.h>
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <exception>
 #include <mutex>
-#include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
+#include "membership/standalone/acceptor.h"
 #include "node/metrics.h"
 #include "node/metrics_families.h"
-#include "node/options.h"
 #include "node/unique_fd.h"
 
 namespace ropeteam {
 namespace {
 
-// Scrapes served in parallel. Prometheus needs one; the other is for a slow scrape or another client.
-constexpr const char* kThreads = "2";
-// A client that takes longer to send its request or to read the answer is disconnected.
-constexpr const char* kRequestTimeoutMs = "2000";
-// The library notices a stop request when a connection arrives, otherwise only after 2 s.
-constexpr std::chrono::milliseconds kKnockEvery{10};
+// Each connection has a thread. Prometheus needs one; the others are for slow clients, of which the oldest has to go.
+constexpr StrangerLimits kConnections{.of_address = 16, .total = 64};
+// A client that takes longer to send its request, or to read the answer, is disconnected.
+constexpr TimeUs kRequestTimeoutUs = 2'000'000;
+constexpr size_t kHeadBytesMax = 8192;
 // Timeout of the loop's snapshot, which takes microseconds: a loop that exceeds it hangs. Shorter than
 // Prometheus' own timeout of 10 s, so that a scrape can report this.
 constexpr std::chrono::seconds kLoopTimeout{1};
 
 // Shared by the scraping threads and by closures posted to the loop, which may run after the server's end.
-class Source : public prometheus::Collectable, public std::enable_shared_from_this<Source> {
+class Source : public std::enable_shared_from_this<Source> {
  public:
   Source(EventLoop* loop, MetricsServer::Collect collect) : loop_(loop), collect_(std::move(collect)) {}
 
-  std::vector<prometheus::MetricFamily> Collect() const override {
+  std::vector<prometheus::MetricFamily> Collect() {
     std::unique_lock lock(mutex_);
     const uint64_t before = answers_;
     if (!asked_ && !stopped_) {  // one request at a time, even if many clients scrape while the loop hangs
@@ -60,7 +56,7 @@ class Source : public prometheus::Collectable, public std::enable_shared_from_th
   }
 
  private:
-  void Answer() const {
+  void Answer() {
     {
       const std::lock_guard lock(mutex_);
       if (stopped_) return;
@@ -76,73 +72,102 @@ class Source : public prometheus::Collectable, public std::enable_shared_from_th
 
   EventLoop* const loop_;
   const MetricsServer::Collect collect_;
-  mutable std::mutex mutex_;
-  mutable std::condition_variable answered_;
+  std::mutex mutex_;
+  std::condition_variable answered_;
   // Guarded by mutex_.
-  mutable bool asked_ = false;
-  mutable TimeUs asked_at_ = 0;
-  mutable TimeUs waited_ = 0;
-  mutable uint64_t answers_ = 0;
-  mutable std::shared_ptr<const MetricsSnapshot> snapshot_;
+  bool asked_ = false;
+  TimeUs asked_at_ = 0;
+  TimeUs waited_ = 0;
+  uint64_t answers_ = 0;
+  std::shared_ptr<const MetricsSnapshot> snapshot_;
   bool stopped_ = false;
 };
 
-// Connects and closes again, to wake a listener that waits for connections.
-void Knock(const std::string& address) {
-  std::string host;
-  uint16_t port = 0;
-  if (!SplitHostPort("--metrics", address, &host, &port).ok()) return;  // it was checked before
-  addrinfo hints{};
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return;
-  const UniqueFd knocker(socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-  (void)connect(knocker.get(), found->ai_addr, found->ai_addrlen);  // the attempt is enough
-  freeaddrinfo(found);
+// Waits until the connection can be read or written. False: not before `deadline`.
+bool Await(int connection, short events, TimeUs deadline) {
+  pollfd polled{connection, events, 0};
+  const TimeUs now = EventLoop::Now();
+  return now < deadline && poll(&polled, 1, static_cast<int>((deadline - now) / 1000) + 1) > 0;
+}
+
+// The head of a request; empty if it does not come.
+std::string Receive(int connection) {
+  const TimeUs deadline = EventLoop::Now() + kRequestTimeoutUs;
+  std::string head;
+  while (head.find("\r\n\r\n") == std::string::npos) {
+    char part[1024];
+    if (head.size() > kHeadBytesMax || !Await(connection, POLLIN, deadline)) return "";
+    const ssize_t count = recv(connection, part, sizeof part, 0);
+    if (count <= 0) return "";
+    head.append(part, static_cast<size_t>(count));
+  }
+  return head;
+}
+
+void Respond(int connection, const std::string& status, const std::string& body) {
+  const TimeUs deadline = EventLoop::Now() + kRequestTimeoutUs;
+  const std::string text = "HTTP/1.1 " + status +
+                           "\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: " +
+                           std::to_string(body.size()) + "\r\nConnection: close\r\n\r\n" + body;
+  for (size_t sent = 0; sent < text.size();) {
+    if (!Await(connection, POLLOUT, deadline)) return;
+    const ssize_t count = send(connection, text.data() + sent, text.size() - sent, MSG_NOSIGNAL);
+    if (count <= 0) return;
+    sent += static_cast<size_t>(count);
+  }
 }
 
 }  // namespace
 
 class MetricsServer::Impl {
  public:
-  Impl(const std::string& address, EventLoop* loop, Collect collect)
-      : address_(address), source_(std::make_shared<Source>(loop, std::move(collect))) {
-    exposer_.emplace(std::vector<std::string>{"listening_ports", address, "num_threads", kThreads,
-                                              "request_timeout_ms", kRequestTimeoutMs});
-    exposer_->RegisterCollectable(source_);
+  Impl(std::unique_ptr<Acceptor> acceptor, EventLoop* loop, Collect collect)
+      : source_(std::make_shared<Source>(loop, std::move(collect))), acceptor_(std::move(acceptor)) {
+    acceptor_->Start([this](int connection) {
+      const std::lock_guard lock(mutex_);
+      try {
+        std::thread([this, connection] { Serve(UniqueFd(connection)); }).detach();
+        serving_++;
+      } catch (const std::system_error&) {  // no thread is left
+        close(connection);
+      }
+    });
   }
   ~Impl() {
     source_->Stop();
-    std::atomic<bool> ended{false};
-    std::thread knocking([&] {
-      while (!ended) {
-        Knock(address_);
-        std::this_thread::sleep_for(kKnockEvery);
-      }
-    });
-    exposer_.reset();
-    ended = true;
-    knocking.join();
+    acceptor_->Stop();  // shuts down all connections, so that their threads end
+    std::unique_lock lock(mutex_);
+    served_.wait(lock, [this] { return serving_ == 0; });
   }
 
  private:
-  const std::string address_;
+  void Serve(UniqueFd connection) {
+    const std::string head = Receive(connection.get());
+    if (head.starts_with("GET /metrics ") || head.starts_with("GET /metrics?"))
+      Respond(connection.get(), "200 OK", prometheus::TextSerializer().Serialize(source_->Collect()));
+    else if (!head.empty())
+      Respond(connection.get(), "404 Not Found", "the metrics are at /metrics\n");
+    connection.reset();
+    const std::lock_guard lock(mutex_);
+    serving_--;
+    served_.notify_all();
+  }
+
   const std::shared_ptr<Source> source_;
-  std::optional<prometheus::Exposer> exposer_;
+  std::mutex mutex_;
+  std::condition_variable served_;
+  size_t serving_ = 0;
+  const std::unique_ptr<Acceptor> acceptor_;
 };
 
 Result<std::unique_ptr<MetricsServer>> MetricsServer::Start(const std::string& address, EventLoop* loop,
                                                             Collect collect) {
-  try {
-    return std::unique_ptr<MetricsServer>(
-        new MetricsServer(std::make_unique<Impl>(address, loop, std::move(collect))));
-  } catch (const std::exception& error) {
-    return Error(
-        Code::kIo,
-        "--metrics %s: cannot listen there (%s): the port is taken, or the address is not this machine's",
-        address.c_str(), error.what());
-  }
+  Result<std::unique_ptr<Acceptor>> acceptor = Acceptor::Listen(address, kConnections);
+  if (!acceptor.ok())
+    return Error(acceptor.status().code(), "--metrics %s: %s", address.c_str(),
+                 acceptor.status().message().c_str());
+  return std::unique_ptr<MetricsServer>(
+      new MetricsServer(std::make_unique<Impl>(std::move(*acceptor), loop, std::move(collect))));
 }
 
 MetricsServer::MetricsServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
