@@ -117,6 +117,8 @@ struct MembershipConfig {
   // host:port where this process may run a coordinator; empty: it never does. If there are other addresses, they are
   // tried first: see Agent.
   std::string coordinator_listen;
+  // No other node joins: the coordinator here has no port, and coordinator_listen is only a name for messages.
+  bool alone = false;
   // The newest and the oldest version of the engines' protocol that this node speaks; oldest 0: only the newest. A node
   // that has no version in common with all others is refused; the message has both ranges.
   uint32_t protocol_version = 0;

@@ -45,6 +45,8 @@ std::atomic<int> g_signal{0};            // the first one
 // Launchers signal the process and then its group, or a parent forwards a signal that its child also
 // received. Signals within this time count as one.
 constexpr int64_t kSameSignalNs = 1'000'000'000;
+// The coordinator of a node that is alone, for messages.
+constexpr const char* kThisProcess = "this-process:0";
 // In units of --dead-after-ms. The nodes of a job may start this far apart without any fault.
 constexpr TimeUs kTroubleNotedDeaths = 5;
 
@@ -86,13 +88,15 @@ void InstallSignals() {
 #endif
 }
 
-// A session needs two descriptors, and a peer needs a few. The usual soft limit of 1024 is for programs that
-// use select().
+// A session needs two descriptors, a peer needs a few, and strangers may take a part (acceptor.h). The usual soft
+// limit of 1024 is for programs that use select().
 void RaiseDescriptorLimit() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   (void)setrlimit(RLIMIT_NOFILE, &limit);  // if this fails: fewer sessions, and each refusal is logged
+  (void)getrlimit(RLIMIT_NOFILE, &limit);
+  LOG_INFO("open files at most %llu (RLIMIT_NOFILE)", static_cast<unsigned long long>(limit.rlim_cur));
 }
 
 // Binds a socket to the port, or to a free one for 0, and closes it again. Returns the port. If another
@@ -247,11 +251,12 @@ Status Daemon::MakeCredentials() {
   }
   std::vector<JobKey> keys = std::exchange(options_.job_keys, {});
   if (keys.empty() && options_.insecure) {
-    LOG_WARNING(
-        "insecure: anyone who reaches %s or %s can join job %s, and read and delete its checkpoints",
-        options_.listen.c_str(),
-        options_.coordinator_listen.empty() ? options_.listen.c_str() : options_.coordinator_listen.c_str(),
-        options_.job.c_str());
+    if (!options_.alone)
+      LOG_WARNING(
+          "insecure: anyone who reaches %s or %s can join job %s, and read and delete its checkpoints",
+          options_.listen.c_str(),
+          options_.coordinator_listen.empty() ? options_.listen.c_str() : options_.coordinator_listen.c_str(),
+          options_.job.c_str());
     return OkStatus();
   }
   if (keys.empty()) {
@@ -281,12 +286,11 @@ Status Daemon::UseCredentials(std::shared_ptr<const Credentials> credentials) {
 Status Daemon::ChooseCoordinator() {
   if (options_.etcd) return OkStatus();
   std::vector<std::string>& list = options_.coordinators;
-  if (list.empty()) {
-    Result<uint16_t> port = TryPort(options_.listen, 0);
-    if (!port.ok()) return port.status();
-    list = {JoinHostPort(options_.listen, *port)};
-  }
-  if (!options_.embed_coordinator) {
+  if (options_.alone) {
+    LOG_INFO("alone, because of --nodes 1 and no --coordinator: no other node can join, and no port is open");
+    list = {kThisProcess};
+    options_.coordinator_listen = kThisProcess;
+  } else if (!options_.embed_coordinator) {
     options_.coordinator_listen.clear();
   } else if (options_.coordinator_listen.empty()) {
     // A single address is this node's. Of several addresses, the first one that belongs to this machine is.
@@ -340,6 +344,7 @@ Status Daemon::StartMembership() {
   config.credentials = credentials_;
   config.coordinator_addresses = options_.coordinators;
   config.coordinator_listen = options_.coordinator_listen;
+  config.alone = options_.alone;
   config.protocol_version = kProtocolVersion;
   config.protocol_oldest = kProtocolOldest;
   config.chunk_bytes = options_.chunk_bytes;

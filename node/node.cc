@@ -59,6 +59,7 @@ std::string Missing(const View& view, const std::unordered_set<NodeId>& known, c
 
 // The access control of the data ports, as text.
 std::string DataSecurity(const TransportCapabilities& has) {
+  if (has.name == "inproc") return "no port";
   if (has.admits_peers) return "members only";
   const bool trusts = (has.name == "ucx" && !has.rdma) ||
                       (has.name == "ofi" && has.provider != "efa" && has.provider != "shm");
@@ -96,6 +97,7 @@ FabricConfig FabricConfigOf(const Options& options) {
   fabric.gid_index = options.gid_index;
   fabric.require_rdma = options.require_rdma;
   fabric.insecure = options.insecure;
+  fabric.alone = options.alone;
   return fabric;
 }
 
@@ -178,7 +180,8 @@ Status Node::InitPlanes(const OpenFabric& open_fabric) {
            has.address.c_str(), static_cast<unsigned long long>(has.link_mbps), has.rdma ? "yes" : "no",
            has.dmabuf ? "yes" : "no");
 
-  const ControlPlane::Config control{self_.id, options_.listen, options_.control_port, credentials_};
+  const ControlPlane::Config control{self_.id, options_.alone ? "" : options_.listen, options_.control_port,
+                                     credentials_};
   Result<std::unique_ptr<ControlPlane>> plane = ControlPlane::Create(
       control,
       [this](NodeId from, std::string envelope, std::function<void()> handled) {
@@ -190,7 +193,7 @@ Status Node::InitPlanes(const OpenFabric& open_fabric) {
       [this](const std::string& coordinator) { PostToSelf([this, coordinator] { OnTold(coordinator); }); });
   if (!plane.ok()) return plane.status();
   control_ = std::move(*plane);
-  self_.control_address = JoinHostPort(options_.listen, control_->port());
+  self_.control_address = options_.alone ? "none" : JoinHostPort(options_.listen, control_->port());
   LOG_INFO("control %s", self_.control_address.c_str());
 
   DataPlane::Callbacks callbacks;
@@ -240,7 +243,8 @@ Status Node::InitLocal() {
   facts.data = data_->Describe();
   facts.data_security = DataSecurity(data_->capabilities()) +
                         (options_.replica_cipher != nullptr ? ", replicas encrypted" : "");
-  facts.security = [credentials = credentials_] {
+  facts.security = [credentials = credentials_, alone = options_.alone]() -> std::string {
+    if (alone) return "no port";
     return credentials == nullptr ? "OPEN (--insecure)" : "mutual TLS, " + credentials->description();
   };
   facts.transport = data_->transport_name();
@@ -337,6 +341,12 @@ Status Node::Rejoin(const std::string& coordinator, bool force) {
   uint16_t port = 0;
   ROPETEAM_RETURN_IF_ERROR(SplitHostPort("--coordinator", coordinator, &host, &port));
   if (watch_ == nullptr) return Error(Code::kUnavailable, "this node has no membership yet");
+  if (options_.alone)
+    return Error(
+        Code::kUnsupported,
+        "node %s runs with --nodes 1 and without --coordinator, so no other node reaches it: give it "
+        "--coordinator %s and restart it",
+        options_.node.c_str(), coordinator.c_str());
   if (watch_->moves())
     return Error(Code::kUnsupported,
                  "node %s runs with --membership etcd://…: it takes the coordinator's address from etcd "

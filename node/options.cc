@@ -80,8 +80,10 @@ void Declare(CLI::App& app, Texts& t) {
                  "file with the password of etcd's USER [$ROPETEAM_ETCD_PASSWORD]");
   app.add_option("--listen", t.listen,
                  "numeric address for control and data, and for nothing else [127.0.0.1]");
-  app.add_option("--control-port", t.control_port, "TCP port of the control plane, 0: any free one [0]");
-  app.add_option("--data-port", t.data_port, "port of the data plane, 0: any free one [0]");
+  app.add_option("--control-port", t.control_port,
+                 "TCP port of the control plane, 0: any free one; no port is open with --nodes 1 and no "
+                 "--coordinator [0]");
+  app.add_option("--data-port", t.data_port, "port of the data plane, likewise [0]");
   app.add_option("--job-key-file", t.job_key_file,
                  "file with the job key, the same on all nodes: openssl rand -hex 32 makes one "
                  "[ROPETEAM_JOB_KEY, or on loopback a key of this machine and user]");
@@ -494,7 +496,8 @@ Status CheckNetwork(const Texts& t, const Secrets& secrets, Options* o) {
     ROPETEAM_RETURN_IF_ERROR(CheckCoordinator("--coordinator-listen", o->coordinator_listen));
   if (t.coordinator.empty()) {
     if (o->nodes == 1 && o->embed_coordinator) {
-      if (!o->coordinator_listen.empty()) o->coordinators = {o->coordinator_listen};
+      o->alone = o->coordinator_listen.empty();
+      if (!o->alone) o->coordinators = {o->coordinator_listen};
       return OkStatus();
     }
     return Error(Code::kInvalidArgument,

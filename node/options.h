@@ -45,14 +45,16 @@ struct Options {
   std::string node;      // default "node-<ordinal>"
   uint32_t ordinal = 0;  // position among the job's nodes; the launcher's node rank
   uint32_t nodes = 1;    // expected
-  // host:port each, in the order of the attempts. Empty only with nodes == 1: a coordinator in this process on a port
-  // chosen by the system.
+  // host:port each, in the order of the attempts. Empty only if `alone`.
   std::vector<std::string> coordinators;
   bool embed_coordinator = false;
   std::string
       coordinator_listen;  // which of them an embedded one listens on; empty: the first that is this machine's
   // Where membership's state is, unless a coordinator has a fixed address. If set, the addresses above are not used.
   std::optional<EtcdConfig> etcd;
+  // No other node can join, because nothing names this one: --nodes 1 without --coordinator. It listens on no port but
+  // that of `metrics`, and the ports below are not used.
+  bool alone = false;
   std::string listen = "127.0.0.1";  // numeric, never a wildcard
   uint16_t control_port = 0;         // 0: the system chooses
   uint16_t data_port = 0;

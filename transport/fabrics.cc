@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/log.h"
+#include "transport/inproc/inproc_transport.h"
 #include "transport/ip_address.h"
 #include "transport/ofi/ofi_transport.h"
 #include "transport/tcp/tcp_transport.h"
@@ -98,6 +99,11 @@ Result<std::unique_ptr<Transport>> Create(const FabricConfig& config, const Fabr
     ucx.devices = std::move(devices).value();
     ucx.gid_index = config.gid_index;
     return CreateUcxTransport(ucx);
+  }
+  if (plan.transport == "tcp" && config.alone) {
+    for (const std::string& device : config.devices)
+      if (const Result<IpAddress> address = AddressOfInterface(device); !address.ok()) return address.status();
+    return InprocFabric::Create()->CreateTransport("alone");
   }
   if (plan.transport == "tcp") {
     TcpConfig tcp;

@@ -58,6 +58,7 @@ struct FabricConfig {
   // Allows a transport that checks no keys, or trusts its peers, to listen where others can reach it.
   bool insecure = false;
   bool require_rdma = false;  // kUnsupported unless a card moves the bytes
+  bool alone = false;  // there are no peers: no tcp, but a transport of this process that does not listen
 };
 
 // Chooses the transport for a configuration on a machine with these listings. A pure function.

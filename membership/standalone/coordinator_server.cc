@@ -196,11 +196,15 @@ CoordinatorServer::~CoordinatorServer() { Stop(); }
 
 Status CoordinatorServer::Start() {
   ROPETEAM_CHECK(server_ == nullptr);
-  Result<std::unique_ptr<Acceptor>> acceptor = Acceptor::Listen(config_.coordinator_listen);
-  if (!acceptor.ok()) return acceptor.status();
-  address_ = (*acceptor)->address();
+  std::unique_ptr<Acceptor> acceptor;
+  if (!config_.alone) {
+    Result<std::unique_ptr<Acceptor>> listening = Acceptor::Listen(config_.coordinator_listen);
+    if (!listening.ok()) return listening.status();
+    acceptor = std::move(*listening);
+  }
+  address_ = acceptor != nullptr ? acceptor->address() : config_.coordinator_listen;
   if (!on_store_) coordinator_ = std::make_unique<Coordinator>(config_, Loop::Now(), FirstEpoch());
-  auto server = std::make_unique<Server>(this, std::move(*acceptor));
+  auto server = std::make_unique<Server>(this, std::move(acceptor));
   grpc::ServerBuilder builder;
   SetServerOptions(&builder);
   builder.RegisterService(&server->service);
@@ -234,6 +238,10 @@ void CoordinatorServer::Stop() {
   thread_.join();
   server_->grpc->Wait();
   server_.reset();
+}
+
+std::shared_ptr<grpc::Channel> CoordinatorServer::Channel() const {
+  return server_->grpc->InProcessChannel(ChannelOptions());
 }
 
 void CoordinatorServer::KeepDeadlines() {

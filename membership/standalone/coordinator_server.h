@@ -22,6 +22,9 @@
 #include "core/base/status.h"
 #include "membership/coordinator.h"
 
+namespace grpc {
+class Channel;
+}
 namespace ropeteam::membership::v1 {
 class CoordinatorFrame;
 }
@@ -37,8 +40,10 @@ class CoordinatorServer {
   explicit CoordinatorServer(const MembershipConfig& config, OnStore on_store = {});
   ~CoordinatorServer();  // Stop()
 
-  // Listens on config.coordinator_listen only. kIo with the address if that is not possible.
+  // Listens on config.coordinator_listen only, or nowhere (config.alone). kIo with the address if that is not possible.
   Status Start();
+  // A connection to it within the process. After Start().
+  std::shared_ptr<grpc::Channel> Channel() const;
   // Gives out the last view, for a short time at most, and ends. Idempotent.
   void Stop();
 

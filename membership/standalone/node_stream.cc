@@ -9,9 +9,9 @@
 
 namespace ropeteam {
 
-std::shared_ptr<NodeStream> NodeStream::Open(const std::string& address, const Credentials* credentials,
-                                             uint64_t attempt, Handler handler) {
-  std::shared_ptr<NodeStream> stream(new NodeStream(address, credentials, attempt, std::move(handler)));
+std::shared_ptr<NodeStream> NodeStream::Open(const std::shared_ptr<grpc::Channel>& channel, uint64_t attempt,
+                                             Handler handler) {
+  std::shared_ptr<NodeStream> stream(new NodeStream(channel, attempt, std::move(handler)));
   stream->self_ = stream;
   stream->stub_->async()->Session(&stream->context_, stream.get());
   stream->AddHold();
@@ -20,12 +20,8 @@ std::shared_ptr<NodeStream> NodeStream::Open(const std::string& address, const C
   return stream;
 }
 
-NodeStream::NodeStream(const std::string& address, const Credentials* credentials, uint64_t attempt,
-                       Handler handler)
-    : attempt_(attempt),
-      handler_(std::move(handler)),
-      stub_(membership::v1::Coordinator::NewStub(
-          grpc::CreateCustomChannel(address, ChannelCredentialsOf(credentials), ChannelOptions()))) {}
+NodeStream::NodeStream(const std::shared_ptr<grpc::Channel>& channel, uint64_t attempt, Handler handler)
+    : attempt_(attempt), handler_(std::move(handler)), stub_(membership::v1::Coordinator::NewStub(channel)) {}
 
 void NodeStream::Send(const NodeMessage& message) {
   const std::lock_guard lock(mutex_);

@@ -15,7 +15,6 @@
 #include <optional>
 #include <string>
 
-#include "membership/credentials/credentials.h"
 #include "membership/messages.h"
 #include "membership/standalone/membership.grpc.pb.h"
 
@@ -33,9 +32,8 @@ class NodeStream final
     std::function<void(std::shared_ptr<NodeStream>, const std::string& reason)> on_done;
   };
 
-  // `credentials` null: unencrypted.
-  static std::shared_ptr<NodeStream> Open(const std::string& address, const Credentials* credentials,
-                                          uint64_t attempt, Handler handler);
+  static std::shared_ptr<NodeStream> Open(const std::shared_ptr<grpc::Channel>& channel, uint64_t attempt,
+                                          Handler handler);
 
   // Any thread. Messages after the end are dropped.
   void Send(const NodeMessage& message);
@@ -45,7 +43,7 @@ class NodeStream final
   uint64_t attempt() const { return attempt_; }
 
  private:
-  NodeStream(const std::string& address, const Credentials* credentials, uint64_t attempt, Handler handler);
+  NodeStream(const std::shared_ptr<grpc::Channel>& channel, uint64_t attempt, Handler handler);
   void OnReadDone(bool ok) override;
   void OnWriteDone(bool ok) override;
   void OnDone(const grpc::Status& status) override;

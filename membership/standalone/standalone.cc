@@ -16,6 +16,7 @@
 #include "membership/standalone/coordinator_server.h"
 #include "membership/standalone/loop.h"
 #include "membership/standalone/node_stream.h"
+#include "membership/standalone/options.h"
 
 namespace ropeteam {
 namespace {
@@ -198,7 +199,11 @@ void StandaloneMembership::OpenStream(const Agent::Open& open) {
     ended.swap(ended_);
   }
   stream_ = NodeStream::Open(
-      open.address, config_.credentials.get(), open.attempt,
+      config_.alone && server_ != nullptr
+          ? server_->Channel()
+          : grpc::CreateCustomChannel(open.address, ChannelCredentialsOf(config_.credentials.get()),
+                                      ChannelOptions()),
+      open.attempt,
       {[this](uint64_t at, CoordinatorMessage message) { OnMessage(at, std::move(message)); },
        [this](std::shared_ptr<NodeStream> done, const std::string& reason) {
          OnDone(std::move(done), reason);

@@ -275,7 +275,7 @@ def test_with_a_key_or_told_to_be_open_it_starts_there(place, options, key, show
     if subprocess.run(["unshare", "-n", "ip", "link", "set", "lo", "up"], check=False).returncode != 0:
         pytest.skip("no network namespace can be made here")
     setup = 'ip link set lo up && ip address add 10.9.9.1/24 dev lo && exec "$@"'
-    command = ["unshare", "-n", "sh", "-c", setup, "sh", *daemon(place, "--listen", "10.9.9.1", *options)]
+    command = ["unshare", "-n", "sh", "-c", setup, "sh", *daemon(place, "--listen", "10.9.9.1", "--coordinator", "10.9.9.1:7000", *options)]
     more = {"ROPETEAM_JOB_KEY": key} if key else {}
     with open(place / "log", "w+") as log:
         process = subprocess.Popen(command, env=environment(**more), stdout=log, stderr=log)

@@ -166,6 +166,23 @@ TEST_F(StandaloneTest, ASuspectThatIsAliveStays) {
   EXPECT_EQ(b.ViewCount(), 1u);
 }
 
+TEST_F(StandaloneTest, AMemberThatIsAloneOpensNoPort) {
+  config_.coordinator_addresses = {"this-process:0"};
+  config_.coordinator_listen = "this-process:0";
+  config_.alone = true;
+  config_.nodes_expected = 1;
+  TestMember& a = Add("a", 0, 1, config_);
+  ASSERT_TRUE(a.Start().ok());
+  EXPECT_TRUE(a.WaitForNames({"a"}));
+  EXPECT_TRUE(a.WaitForLease([](TimeUs valid_until) { return valid_until > 0; }));
+  for (int fd = 0; fd < 1024; ++fd) {
+    int listens = 0;
+    socklen_t length = sizeof listens;
+    (void)getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length);  // fails for what is no socket
+    EXPECT_EQ(listens, 0) << fd;
+  }
+}
+
 TEST_F(StandaloneTest, TheCoordinatorsProcessDiesAndReturnsUnderItsName) {
   auto coordinator = std::make_unique<MemberProcess>(address_, "a", 0, 10, 3, /*embed=*/true);
   TestMember& b = Add("b", 1, 2, config_);
