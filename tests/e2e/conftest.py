@@ -57,6 +57,7 @@ def _clusters(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
         node_options: list[list[str]] | None = None,
         job: str = "test",
         coordinator: str = "",
+        prefix: list[str] | None = None,
     ) -> Cluster:
         # The paths are short, since a unix socket's path has at most 107 bytes.
         directory = pathlib.Path(tempfile.mkdtemp(prefix="ropeteam-", dir="/tmp"))
@@ -68,6 +69,8 @@ def _clusters(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
         clusters.append(made)
         own = node_options or [[]] * nodes
         made.nodes = [Daemon(made, ordinal, [*(options or []), *own[ordinal]]) for ordinal in range(nodes)]
+        for node in made.nodes:
+            node.prefix = prefix or []
         made.nodes[0].start()  # the coordinator, and the leader
         for node in made.nodes[1:]:
             node.start(wait=False)

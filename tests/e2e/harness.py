@@ -225,7 +225,7 @@ class Daemon:
         cluster = self.cluster
         command = [str(ROPETEAMD), "--job", cluster.job, "--node", self.name, "--ordinal", str(self.ordinal)]
         command += ["--nodes", str(cluster.size), "--listen", self.address]
-        if "--membership" not in self.options:
+        if cluster.coordinator and "--membership" not in self.options:
             command += ["--coordinator", cluster.coordinator]
         command += ["--socket", self.socket, "--arena-path", str(self.arena), "--memory", cluster.memory]
         # Scrubbing is off by default: tests that corrupt bytes expect a certain component to find them.
