@@ -155,6 +155,35 @@ bool IsInside(const PartLayout& layout, const std::vector<uint64_t>& part,
   return true;
 }
 
+// Reads the names of an index's objects in their order. (nlohmann::ordered_json keeps the order, but compares each name
+// with all before it; so does its parser with a callback.)
+class ObjectNames final : public nlohmann::json_sax<Json> {
+ public:
+  std::vector<std::string> all;
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return ++depth_ > 0; }
+  bool end_object() override { return depth_-- > 0; }
+  bool start_array(size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool key(string_t& name) override {
+    if (depth_ == 2 && of_objects_) all.push_back(name);
+    if (depth_ == 1) of_objects_ = name == "objects";
+    return true;
+  }
+  bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override { return false; }
+
+ private:
+  int depth_ = 0;
+  bool of_objects_ = false;  // the last key of the index
+};
+
 // The bytes of a tensor; nullopt if no reader could open it.
 std::optional<uint64_t> BytesOf(const std::string& dtype, const std::vector<uint64_t>& shape) {
   uint64_t bytes = storage::SafetensorsItemBytes(dtype);
@@ -169,17 +198,10 @@ std::optional<uint64_t> BytesOf(const std::string& dtype, const std::vector<uint
 Status ModelIndex::Add(uint32_t rank, uint32_t world_size, std::string_view text) {
   if (text.empty()) return OkStatus();
   try {
-    // In the order of the model's state, which Json does not keep. (nlohmann::ordered_json does, but compares each name
-    // with all before it.)
-    std::vector<std::string> names;
-    std::string outer;
-    const auto note = [&](int depth, Json::parse_event_t event, const Json& parsed) {
-      if (event != Json::parse_event_t::key) return true;
-      if (depth == 1) outer = parsed.get<std::string>();
-      if (depth == 2 && outer == "objects") names.push_back(parsed.get<std::string>());
-      return true;
-    };
-    const Json index = Json::parse(text, note);
+    const Json index = Json::parse(text);
+    // In the order of the model's state, which Json does not keep.
+    ObjectNames names;
+    Json::sax_parse(text, &names);
     const Json& objects = index.at("objects");
     const uint64_t version = NumberOf(index.at("version"));
     if (version == 0 || version > kIndexVersionMax)
@@ -194,9 +216,9 @@ Status ModelIndex::Add(uint32_t rank, uint32_t world_size, std::string_view text
           rank, world_size);
     const std::string prefix(kModelPrefix);
     std::set<std::string> values;  // of the model's state that are not tensors
-    for (const std::string& name : names)
+    for (const std::string& name : names.all)
       if (name.starts_with(prefix) && objects.at(name).at("kind") == "json") values.insert(name);
-    for (const std::string& name : names) {
+    for (const std::string& name : names.all) {
       const Json& entry = objects.at(name);
       if (!name.starts_with(prefix) || entry.at("kind") != "tensor") continue;
       // Skips the parts of a value that is not a tensor: they are below its name.
