@@ -325,7 +325,7 @@ class Engine {
   // kDeadlineExceeded.
   void OnSaveSettle(TimeUs now, SessionId session, RequestId request, SaveId save, TimeUs timeout_us);
   void OnSaveCommit(TimeUs now, SessionId session, RequestId request, const SaveCommitInput& commit);
-  // Reading a manifest takes up to a second (kObjectsMax). A driver may do it on another thread: this function checks the
+  // Reading a manifest takes up to seconds (kObjectsMax). A driver may do it on another thread: this function checks the
   // manifest of the commit in the arena, in any thread, as long as the Store exists. Its result goes into
   // SaveCommitInput::manifest. Null: OnSaveCommit() refuses the commit without reading a manifest. If the save ends
   // meanwhile, the result is meaningless, and OnSaveCommit() does not look at it.
