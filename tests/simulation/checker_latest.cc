@@ -143,12 +143,14 @@ StepId Checker::FloorOf(const Host& host) const {
 }
 
 // The newest sound step on storage, whatever single nodes see there. If nobody was told of it, every listing
-// must have had the time to show it.
-StepId Checker::NewestStored() const {
+// must have had the time to show it. Under two coordinators the other side may have been told.
+StepId Checker::NewestStored(const Host& host) const {
   StepId newest = storage_.NewestSound();
   if (quarantined_.contains(newest)) newest = {};
+  const bool one_side = options_.faults.two_coordinators_max_us == 0;
   for (auto at = persisted_.rbegin(); at != persisted_.rend(); ++at)
-    if (storage_.Sound(*at) && storage_.Listed(*at) && !quarantined_.contains(*at))
+    if (storage_.Sound(*at) && storage_.Listed(*at) && !quarantined_.contains(*at) &&
+        (one_side || KnownInViewOf(host, *at)))
       return std::max(newest, *at);
   return newest;
 }
@@ -165,7 +167,7 @@ void Checker::OnLatestInput(const Host& host, const Session& session) {
   restore.asked_at = scheduler_.now();
   restore.asked_in = host.view.epoch;
   restore.floor = FloorOf(host);
-  restore.stored_floor = NewestStored();
+  restore.stored_floor = NewestStored(host);
 }
 
 void Checker::CheckOffered(const StepId& step, uint32_t world_size) {
