@@ -102,7 +102,8 @@ Result<std::unique_ptr<Transport>> Create(const FabricConfig& config, const Fabr
   }
   if (plan.transport == "tcp" && config.alone) {
     for (const std::string& device : config.devices)
-      if (const Result<IpAddress> address = AddressOfInterface(device); !address.ok()) return address.status();
+      if (const Result<IpAddress> address = AddressOfInterface(device); !address.ok())
+        return address.status();
     return InprocFabric::Create()->CreateTransport("alone");
   }
   if (plan.transport == "tcp") {

@@ -283,7 +283,7 @@ class Checker {
   bool Owed(const StepId& step, const View& view) const;
   StepId NewestOwed(const View& view, TimeUs told_before) const;      // {0, 0}: none
   StepId KnownSomewhere(const View& view, TimeUs told_before) const;  // likewise
-  StepId NewestStored(const Host& host) const;                                        // likewise
+  StepId NewestStored(const Host& host) const;                        // likewise
   void OnChosen(const Host& host, Incarnation incarnation, const StepId& pin);
   void CheckReplicated(const Host& host, const ShardId& id, const char* said);
   void CheckCommitted(const Host& host, const StepId& step);
