@@ -79,8 +79,8 @@ static_assert(kRestoreEveryUs < kOrderTimeoutUs);
 // the time for 64 GiB at 10 GB/s, as above.
 inline constexpr TimeUs kStuckUs = 10'000'000;
 static_assert(kStuckUs >= kOrderTimeoutUs, "an order has had its time before a step is released");
-// Refusals closer together than this are one shortage. A refused order ends after kOrderTimeoutUs, and its target gets
-// no other order for as long again.
+// Refusals closer together than this are one shortage. A refused order ends after kOrderTimeoutUs, and the next one may
+// go to a node that takes as long to refuse it.
 inline constexpr TimeUs kShortageGapUs = 25'000'000;
 static_assert(kShortageGapUs > 2 * kOrderTimeoutUs + kRestoreEveryUs);
 // The pause before an order to verify is repeated. A node reads its copies in seconds, and answers at the end.

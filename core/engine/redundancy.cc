@@ -10,7 +10,7 @@ namespace ropeteam::engine {
 
 void Redundancy::Clear() {
   orders_.clear();
-  avoid_until_.clear();
+  missed_at_.clear();
   late_.clear();
   load_.clear();
   apart_.clear();
@@ -53,7 +53,7 @@ bool Redundancy::OnCopies(NodeId node, const std::vector<CopyReport>& copies) {
     std::erase_if(orders->second, [&](const Order& order) {
       if (order.target != node) return false;
       Uncount(order);
-      avoid_until_.erase(node);
+      missed_at_.erase(node);
       late_.erase(copy.id);
       return done = true;
     });
@@ -71,14 +71,14 @@ void Redundancy::ForgetLate() {
         return false;
       Uncount(order);
       if (order.until <= context_.now) {
-        avoid_until_[order.target] = context_.now + kOrderTimeoutUs;
+        missed_at_[order.target] = context_.now;
         late_.insert(shard);
       }
       return true;
     });
   }
   std::erase_if(orders_, [](const auto& entry) { return entry.second.empty(); });
-  std::erase_if(avoid_until_, [this](const auto& avoid) { return avoid.second <= context_.now; });
+  std::erase_if(missed_at_, [this](const auto& missed) { return !context_.Contains(missed.first); });
   std::erase_if(late_, [this](const ShardId& shard) {
     const StepTable::StepState* step = table_.Find(StepOf(shard));
     return step == nullptr || shard.rank >= step->world_size || !step->lacking.contains(shard.rank);
@@ -138,11 +138,14 @@ bool Redundancy::Apart(NodeId a, NodeId b) const {
   return reports(a, b) || reports(b, a);
 }
 
+TimeUs Redundancy::MissedAt(NodeId node) const {
+  const auto missed = missed_at_.find(node);
+  return missed == missed_at_.end() ? 0 : missed->second;
+}
+
 bool Redundancy::MayTake(const StepTable::RankState& state, const std::vector<Order>& orders,
                          NodeId target) const {
-  if (LoadOf(target) >= kOrdersPerNodeMax || avoid_until_.contains(target) ||
-      table_.leaving().contains(target))
-    return false;
+  if (LoadOf(target) >= kOrdersPerNodeMax || table_.leaving().contains(target)) return false;
   return std::none_of(
              state.copies.begin(), state.copies.end(),
              [&](const auto& copy) { return copy.node == target && copy.readable && Counts(copy.role); }) &&
@@ -188,7 +191,13 @@ void Redundancy::OrderCopies(const ShardId& shard, const StepTable::RankState& s
     if (!Counts(copy.role) && copy.good() && copy.content == state.content) order_copy(copy.node);
   const Placement::Holders holders = context_.placement.HoldersOf(BaseOf(state), state.replicas);
   const size_t tried = Tried(holders, state.replicas);
-  for (size_t i = 0; i < tried && missing > 0; ++i) order_copy(holders[i]);
+  std::vector<NodeId> targets;
+  for (size_t i = 0; i < tried; ++i) targets.push_back(holders[i]);
+  // The node that took no copy most recently comes last. Otherwise a full one would be asked again and again.
+  if (!missed_at_.empty())
+    std::stable_sort(targets.begin(), targets.end(),
+                     [this](NodeId a, NodeId b) { return MissedAt(a) < MissedAt(b); });
+  for (const NodeId target : targets) order_copy(target);
   if (!orders.empty()) orders_[shard] = std::move(orders);
 }
 

@@ -65,7 +65,8 @@ class Redundancy {
   void ForgetLate();
   void Count(const Order& order);  // at its two nodes
   void Uncount(const Order& order);
-  size_t LoadOf(NodeId node) const;  // orders outstanding at it
+  size_t LoadOf(NodeId node) const;    // orders outstanding at it
+  TimeUs MissedAt(NodeId node) const;  // 0: never, or it has taken a copy since
   const RankSet& ToRestore(const StepId& id, const StepTable::StepState& step, Incarnation current) const;
   // The steps of `keep` that lack copies, in the order in which Restore() handles them.
   std::vector<std::pair<StepId, const StepTable::StepState*>> InOrder(const std::set<StepId>& keep) const;
@@ -83,9 +84,9 @@ class Redundancy {
   const StepTable& table_;
   std::map<NodeId, std::set<NodeId>> apart_;  // by the node that reports it: the nodes it cannot reach
   std::map<ShardId, std::vector<Order>> orders_;
-  // Targets of failed orders, most likely with full memory, and the time until which they get no other order; and the
-  // shards of those orders.
-  std::map<NodeId, TimeUs> avoid_until_;
+  // Targets whose last order came to nothing, most likely with full memory, and when it ended; and the shards of those
+  // orders.
+  std::map<NodeId, TimeUs> missed_at_;
   std::set<ShardId> late_;
   // Replicas that are becoming caches, one per shard. Each counts until its node has confirmed, and no other replica of
   // the shard may be demoted before.

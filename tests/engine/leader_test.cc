@@ -11,6 +11,7 @@ using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAreArray;
 
 TEST_F(LeaderTest, WhatAllRanksHaveCopiesOfIsCommittedAndKept) {
   const StepId step{kCurrent, 7};
@@ -527,6 +528,23 @@ TEST_F(LeaderTest, OrdersThatComeToNothingMakeWayForOthersAndGoElsewhere) {
     EXPECT_EQ(StepOf(orders_[later].shard), older);
     EXPECT_NE(orders_[later].target, full);
   }
+}
+
+// The first nodes in the order of placement are full for good.
+TEST_F(LeaderTest, EveryNodeIsAskedForACopyBeforeOneIsAskedAgain) {
+  const StepId step{kCurrent, 8};
+  const std::vector<NodeId> others = {kFirst, kSecond + 1, kSecond + 2, kSecond + 3};
+  Members({kFirst, kSecond, kSecond + 1, kSecond + 2, kSecond + 3});
+  for (const NodeId node : others) Tell(node, {});
+  Tell(kSecond, {Marked(Own(step, 0)), Marked(Own(step, 1))});
+  PassTime(1'000'000);
+  std::set<NodeId> targets;
+  for (size_t asked = 0; asked < others.size(); ++asked) {
+    ASSERT_EQ(orders_.size(), 2 * (asked + 1)) << "both shards go to one node";
+    targets.insert(orders_.back().target);
+    PassTime(10'500'000);
+  }
+  EXPECT_THAT(targets, UnorderedElementsAreArray(others));
 }
 
 // The owner of the shard has lost its links to the nodes that lack a copy. One of them reports its link, the other
