@@ -41,6 +41,7 @@ void Leader::Begin() {
   short_since_ = short_seen_ = 0;
   mark_again_ = false;
   quarantined_for_.clear();
+  forgets_.clear();
   state_ = LeaderState();
   sequence_ = 0;
   next_restore_ = context_.now + kRestoreEveryUs;

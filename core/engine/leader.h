@@ -201,6 +201,7 @@ class Leader {
   // By announcement: how many members have acknowledged it and no newer one.
   std::map<uint64_t, size_t> acked_;
   std::map<std::pair<NodeId, uint64_t>, StepId> quarantined_for_;  // by question, the step that was meant
+  std::vector<std::pair<NodeId, uint64_t>> forgets_;  // the last questions to forget nodes that were done
   StepTable table_;
   Incarnations incarnations_;
   StorageKeeper keeper_;

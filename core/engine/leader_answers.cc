@@ -401,10 +401,16 @@ void Leader::AnswerQuarantine(NodeId from, uint64_t number, const QuarantineQues
 // A commit that cannot be produced without the forgotten nodes is quarantined, so that no later choice waits for it.
 void Leader::AnswerForget(NodeId from, uint64_t number, const ForgetQuestion& forget) {
   Status status = RequireProtocol(context_, kRosterSince, "forgetting a node");
-  if (status.ok()) status = roster_.Forget(forget.node);
+  // A repeated question does not mean nodes that have left since.
+  const bool repeated =
+      std::find(forgets_.begin(), forgets_.end(), std::pair(from, number)) != forgets_.end();
+  if (status.ok() && !repeated) status = roster_.Forget(forget.node);
   if (!status.ok()) return Reply(from, number, status);
+  if (!repeated) forgets_.emplace_back(from, number);
+  if (forgets_.size() > kRestoreNotesMax) forgets_.erase(forgets_.begin());
   // There is room for so many notes. Each one more would push out the note of the step before.
-  for (size_t notes = restores_.notes().size(); roster_.Missing() == 0 && notes < kRestoreNotesMax; ++notes) {
+  size_t notes = restores_.notes().size();
+  for (; !repeated && roster_.Missing() == 0 && notes < kRestoreNotesMax; ++notes) {
     const StepId lost = latest_.NewestKnown();
     if (lost == StepId() || latest_.Available(lost)) break;
     restores_.Set(lost, true);

@@ -569,6 +569,33 @@ TEST_F(LeaderTest, ACopyIsOrderedFromANodeThatReachesItsTarget) {
   EXPECT_THAT(targets, ElementsAre(kLeader, kSecond + 1));
 }
 
+// Its answer was not durable yet. The asker repeats it after another node has left, which the operator has not given up.
+TEST_F(LeaderTest, AForgetThatIsAskedAgainDoesNotMeanNodesThatHaveLeftSince) {
+  const StepId step{kCurrent, 7};
+  const NodeId third = kSecond + 1;
+  const std::vector<CopyReport> first = {Marked(Own(step, 0))};
+  const std::vector<CopyReport> second = {Marked(Replica(step, 0)), Marked(Replica(step, 1))};
+  Members({kFirst, kSecond, third});
+  Tell(kFirst, first);
+  Tell(kSecond, second);
+  Tell(third, {Marked(Own(step, 1))});
+  for (const NodeId node : {kFirst, kSecond, third}) Send(node, LeaderStateAck{Told(node).sequence});
+  ASSERT_EQ(Told(kFirst).roster.nodes, 4u);
+  Members({kFirst, kSecond});
+  Tell(kFirst, first);
+  Tell(kSecond, second);
+  const Question question{++question_, Question::Topic::kForget, Encode(ForgetQuestion{""})};
+  Send(kFirst, question);
+  ASSERT_EQ(Told(kFirst).roster.nodes, 3u);
+  Members({kFirst});
+  Tell(kFirst, first);
+  Send(kFirst, question);
+  Send(kFirst, LeaderStateAck{Told(kFirst).sequence});
+  Send(kFirst, question);
+  EXPECT_TRUE(replies_.contains(question_));
+  EXPECT_EQ(Told(kFirst).roster.nodes, 3u) << "the second node is still missed";
+}
+
 // Its answer was lost. Meanwhile a newer incarnation has committed a step of the same number.
 TEST_F(LeaderTest, AQuarantineThatIsAskedForAgainMeansTheSameStep) {
   const StepId older{kCurrent - 1, 7};

@@ -120,12 +120,13 @@ class Simulation {
   // the job says that a step can be given up, the operator does so if its bytes are really gone.
   void GiveUpLostNodes(TimeUs after) {
     cluster_.scheduler().After(after, [this] {
+      GiveUpLostNodes(10 * kSecond);
+      if (!cluster_.AllInOneView()) return;  // a daemon that has just died comes back with its memory
       // Also if this is a repeat, which is answered with OK until the next commit.
       Person().Forget("", kAdminUs, [this](const Status&) {
         if (const std::optional<Step> lost = LostStep())
           Person().Quarantine(*lost, false, kAdminUs, [](const Status&) {});
       });
-      GiveUpLostNodes(10 * kSecond);
     });
   }
 
