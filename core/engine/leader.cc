@@ -181,8 +181,8 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   const bool leaves = table_.SetLeaving(member->id, inventory.report.leaving);
   if (redundancy_.OnCopies(member->id, change.after) || table_.losses() != losses_ || leaves) RestoreSoon();
   losses_ = table_.losses();
-  if (roster_.Behind() && !state_.listed.empty() && HasAllCopies(*state_.listed.rbegin())) dirty_ = true;
-  dirty_ = dirty_ || table_.version() != table_seen_ || incarnations_.version() != incarnation_seen_;
+  dirty_ = dirty_ || (roster_.Behind() && MayRenewRoster(state_.listed)) || table_.version() != table_seen_ ||
+           incarnations_.version() != incarnation_seen_;
 }
 
 void Leader::OnPersistResult(NodeId from, const PersistResult& result) {
@@ -351,12 +351,11 @@ void Leader::ListCommits(LeaderState* state) {
 
 // Only members that know of every commit may become the roster. After an incarnation has chosen what it restores, its own
 // commits are newer than any that a missing node may know of.
-void Leader::RenewRoster(const LeaderState& state) {
-  if (state.listed.empty() || context_.protocol < kRosterSince) return;
-  const StepId& newest = *state.listed.rbegin();
+bool Leader::MayRenewRoster(const std::set<StepId>& listed) const {
+  if (listed.empty() || context_.protocol < kRosterSince) return false;
+  const StepId& newest = *listed.rbegin();
   const bool own = newest.incarnation == latest_.chosen_for() && told_.contains(newest);
-  if (!(newest < roster_.newest_committed()) && HasAllCopies(newest) && (own || roster_.MayChoose()))
-    roster_.Renew();
+  return !(newest < roster_.newest_committed()) && HasAllCopies(newest) && (own || roster_.MayChoose());
 }
 
 // Copies on leaving nodes do not count once the roster is to do without these nodes.
@@ -381,8 +380,8 @@ void Leader::AddDecisions(LeaderState* state) {
   state->persist_judged = persistence_.judged();
   state->restores = restores_.notes();
   state->policy = policy_.known();
-  state->roster = roster_.record();
-  state->roster.names.clear();  // members know the names in their view
+  const RosterRecord& roster = roster_.record();
+  state->roster = {roster.revision, roster.epoch, roster.nodes, {}};  // members know the names in their view
   state->forgotten = roster_.forgotten();
   for (const auto& [id, found] : disagreements_) state->disagreements.push_back(found);
   state->dropped = drops_.notes();
@@ -411,7 +410,7 @@ void Leader::Announce() {
   state.incarnation = incarnations_.current();
   ReleaseAbandoned();
   ListCommits(&state);
-  RenewRoster(state);
+  if (MayRenewRoster(state.listed)) roster_.Renew();
   // A step that is too old to be listed releases nothing, because no rank is told of it.
   persistence_.Judge(state.told, incarnations_.current());
   if (!state.told.empty()) restores_.OnCommitted(*state.told.rbegin());

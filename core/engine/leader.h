@@ -135,7 +135,7 @@ class Leader {
   // Announce() asks these in order.
   void ReleaseAbandoned();
   void ListCommits(LeaderState* state);
-  void RenewRoster(const LeaderState& state);
+  bool MayRenewRoster(const std::set<StepId>& listed) const;
   bool HasAllCopies(const StepId& id) const;
   void AddDecisions(LeaderState* state);
   void NoteAnnounced();
