@@ -162,7 +162,7 @@ uint32_t Leader::WorldSizeOf(const StepId& id) {
 std::optional<StepId> Leader::StepToSee() const {
   if (context_.view.members.size() > 1) return StepId();
   if (context_.stored_with_others != StepId()) return context_.stored_with_others;
-  const bool alone = context_.view.settings.nodes <= 1 && !context_.had_others;
+  const bool alone = context_.view.settings.nodes <= 1 && !context_.had_others && roster_.record().nodes <= 1;
   return alone ? std::optional(StepId()) : std::nullopt;
 }
 
