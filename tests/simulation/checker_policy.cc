@@ -39,12 +39,11 @@ void Checker::OnPolicyAnswer(const Host& host, const Session& session, const Pol
 void Checker::OnPrune(const Host& host, const PruneStored& prune) {
   if (prune.keep_newest == 0) return;
   const Policy& known = policies_[host.engine->incarnation()];
-  // The order of a leader may arrive when the next incarnation has begun. It is obeyed until that one is told a number.
-  const bool of_former =
-      known.keep == 0 && std::any_of(policies_.begin(), policies_.end(), [&](const auto& policy) {
-        return policy.first < host.engine->incarnation() && policy.second.asked.contains(prune.keep_newest);
-      });
-  if ((!known.asked.contains(prune.keep_newest) && !of_former) || prune.keep_newest < known.keep)
+  // A leader's order may arrive when this node has not heard of its incarnation yet, or has heard of a newer one.
+  const bool asked = std::any_of(policies_.begin(), policies_.end(), [&](const auto& policy) {
+    return policy.second.asked.contains(prune.keep_newest);
+  });
+  if (!asked || prune.keep_newest < known.keep)
     Fail("host %zu deletes all but %" PRIu64 " steps on storage; ranks of incarnation %" PRIu64
          " were told that %" PRIu64 " stay",
          host.index, prune.keep_newest, host.engine->incarnation(), known.keep);
