@@ -155,6 +155,28 @@ TEST_F(ViewsStory, ANodeThatIsLeftAloneDoesNotPersistToWhereNobodyElseLooks) {
   EXPECT_TRUE(Wait(1, 1, 0, Level::kPersisted).ok());
 }
 
+// The same after its daemon was restarted, in a job that --nodes lets begin with one node. Only the roster says that there
+// was another one.
+TEST_F(ViewsStory, ANodeThatIsRestartedAloneDoesNotPersistToWhereNobodyElseLooks) {
+  options_.nodes_announced = 1;
+  StartStored(2);
+  for (const size_t host : {0, 1}) storage().Unmount(host, later());
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  for (const size_t host : {1, 0}) {
+    CloseClientsOn(host);
+    cluster_->StopHost(host, /*keep_memory=*/true);
+  }
+  cluster_->RunFor(2 * kSecond);
+  cluster_->StartHost(0);
+  cluster_->RunFor(20 * kSecond);
+  cluster_->StartHost(1);
+  AwaitOneView();
+  cluster_->RunFor(5 * kSecond);  // the checker fails if the other node is told PERSISTED
+  storage().Heal();
+  ASSERT_TRUE(Until([&] { return storage().Has(StepIn(1, 1)); }, 60 * kSecond)) << Trouble();
+}
+
 // It knows steps that it had read before its mount was lost.
 TEST_F(ViewsStory, ANodeThatIsLeftAloneDoesNotBelieveAnOldList) {
   StartStored(2, 0);
