@@ -28,7 +28,9 @@ void Asker::Send(Open* open) {
   open->next_send =
       context_.now +
       (patient ? std::clamp((context_.now - open->asked_at) / kWaitShare, kRepeatUs, kWaitMaxUs) : kRepeatUs);
-  if (context_.view.leader != kNoNode) context_.Send(context_.view.leader, open->question);
+  if (context_.view.leader == kNoNode) return;
+  open->sent_to = context_.view.leader;
+  context_.Send(open->sent_to, open->question);
 }
 
 void Asker::OnReply(NodeId from, const Reply& reply) {
@@ -50,10 +52,21 @@ void Asker::OnReply(NodeId from, const Reply& reply) {
 }
 
 void Asker::OnView() {
-  for (auto& [number, open] : questions_) {
+  std::vector<Done> ended;
+  for (auto at = questions_.begin(); at != questions_.end();) {
+    Open& open = at->second;
+    if (open.question.topic == Question::Topic::kForget && open.sent_to != kNoNode &&
+        context_.view.leader != kNoNode && open.sent_to != context_.view.leader) {
+      ended.push_back(std::move(open.done));
+      at = questions_.erase(at);
+      continue;
+    }
     open.waits = false;
     Send(&open);
+    ++at;
   }
+  for (const Done& done : ended)
+    done(Error(Code::kUnavailable, "the leader has changed: see who is missing now, and say it again"));
 }
 
 void Asker::OnTimer() {

@@ -29,7 +29,9 @@ class Asker {
   size_t open() const { return questions_.size(); }
 
   void OnReply(NodeId from, const Reply& reply);
-  void OnView();  // the leader may have changed: repeats all questions at once
+  // The leader may have changed: repeats all questions at once. But a new leader would take "forget all missing nodes"
+  // for another question, since the former one may be missing by now: its `done` gets kUnavailable.
+  void OnView();
   void OnTimer();
   TimeUs NextTimer() const;
 
@@ -45,6 +47,7 @@ class Asker {
     TimeUs deadline = 0;
     TimeUs next_send = 0;
     bool waits = false;  // the leader has replied "not yet"
+    NodeId sent_to = kNoNode;
     std::string reason = "no leader has answered";
     Done done;
   };

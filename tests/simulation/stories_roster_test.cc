@@ -53,6 +53,32 @@ class Roster : public Story {
   }
 };
 
+// "All missing nodes" means those that the operator saw. The leader dies before every node has recorded them, and is
+// missing itself when the next leader is asked.
+TEST_F(Roster, AForgetOfAllDoesNotMeanALeaderThatDiesMeanwhile) {
+  StartNodes(4);
+  StartWorld(1);
+  SaveEverywhere(1, 1);
+  StopWorld(1);
+  LoseHost(1);
+  ASSERT_TRUE(Until([&] { return cluster_->host(0).view.members.size() == 3; }));
+  ASSERT_EQ(LeaderHost(), 0u);
+  Client client(
+      cluster_.get(),
+      Client::Identity{.host = 2, .launch = 0, .rank = 0, .world_size = 1, .incarnation_token = ""});
+  cluster_->PauseDaemon(3);  // it records nothing
+  std::optional<Status> answered;
+  client.Forget("", 20 * kSecond, [&](const Status& status) { answered = status; });
+  cluster_->RunFor(100 * kMs);
+  EXPECT_FALSE(answered.has_value());
+  StopKeepingMemory({0});
+  cluster_->ResumeDaemon(3);
+  ASSERT_TRUE(Until([&] { return answered.has_value(); })) << Trouble();
+  EXPECT_EQ(answered->code(), Code::kUnavailable);
+  EXPECT_THAT(answered->message(), HasSubstr("the leader has changed"));
+  EXPECT_THAT(Report(2).roster.missing_names, HasSubstr("node0"));
+}
+
 // Two of four nodes crash with their memory, and two spares fill the view. The view had as many members as the job
 // has nodes, so the committed step, which only the two could complete, was given up at once.
 TEST_F(Roster, SparesDoNotStandForNodesThatAreAway) {
