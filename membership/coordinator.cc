@@ -286,7 +286,7 @@ Status Coordinator::CheckFollowed(const Record& record, const Registration& regi
   for (const auto& [id, other] : records_) {
     if (other.joined == 0) continue;
     ++members;
-    if (!followed.contains(id)) fenced.push_back(id);
+    if (id != record.member.id && !followed.contains(id)) fenced.push_back(id);
   }
   if (2 * fenced.size() > members)
     return Error(

@@ -114,8 +114,8 @@ struct Options {
   std::string log_file;  // empty: stderr
 };
 
-// Parses and checks the options, and reads the job key. If `print` is not empty after kOk, the caller prints it and exits with 0 (--help, --version). kInvalidArgument:
-// one line with the flag, the value and the limit.
+// Parses and checks the options, and reads the job key. If `print` is not empty after kOk, the caller prints it and exits
+// with 0 (--help, --version). kInvalidArgument: one line with the flag, the value and the limit.
 Status ParseOptions(int argc, const char* const* argv, const Secrets& secrets, Options* options,
                     std::string* print);
 

@@ -94,7 +94,7 @@ TEST(ModelIndex, PartsOfAllRanksCoverATensorAndReplicasCountOnce) {
 }
 
 // An index may come from anybody who writes to the storage. Whatever compares each name with all others, or walks the
-// chain from each tensor, takes a hundred times as long as the yardstick, which parses the index.
+// chain from each tensor, takes a hundred times as long as parsing the index.
 TEST(ModelIndex, ALongChainOfTiesTakesNoLongerThanItsIndex) {
   using Clock = std::chrono::steady_clock;
   constexpr int kTensors = 30'000;

@@ -404,6 +404,14 @@ TEST_F(CoordinatorRivalTest, AMemberThatMostFollowedAnotherCoordinatorWithoutIsO
   EXPECT_FALSE(coordinator_->view()->view.Contains(3));
 }
 
+TEST_F(CoordinatorRivalTest, AMemberWhoseLastViewLacksItselfIsNotRemovedInTheMiddleOfItsRegistration) {
+  const ConnectionId third = connection_;
+  EXPECT_EQ(RefusedIn(Register(Back({From("b", 2).member}))), std::vector<ConnectionId>{third});
+  Publish();
+  EXPECT_TRUE(coordinator_->view()->view.Contains(1));
+  EXPECT_FALSE(coordinator_->view()->view.Contains(3));
+}
+
 // After a network pause all nodes reconnect to the coordinator at once. To answer them within dead_after, a
 // reported view that it already knows must cost almost nothing.
 TEST_F(CoordinatorTest, AllNodesReconnectWithTheCurrentViewAndNothingChanges) {
