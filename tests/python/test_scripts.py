@@ -74,6 +74,14 @@ def test_a_suite_that_left_no_result_is_a_failure(tmp_path):
     none = sum_results.Sum()
     none.add(str(tmp_path / "none.xml"))
     assert none.outcomes == {"failed": 1}
+    (tmp_path / "results").mkdir()
+    run = f'set -eu; results="{tmp_path}/results"; . "{LIB}/suites.sh"; suite good true; suite "no build" false'
+    subprocess.run(["bash", "-c", run], check=True)
+    [left] = (tmp_path / "results").iterdir()
+    assert sum_up(tmp_path, left.read_text()) == (
+        1,
+        ["  failed: suite.no build", "0 passed, 1 failed, 0 skipped"],
+    )
 
 
 def test_nothing_run_is_not_a_success(tmp_path):
