@@ -11,7 +11,8 @@
 //
 //     auto Fields() { return Tie(step, name, Since<9>(extents)); }
 //
-// and older ones neither write nor read it. All else of a struct stays as it is: HACKING.md has the rule.
+// and older ones neither write nor read it. SparseSince<9>(key) is a byte 0 for the default value or an empty list, and a
+// byte 1 and the value for others. All else of a struct stays as it is: HACKING.md has the rule.
 //
 // Decode() trusts nothing: it answers false for bytes that end early, are left over, or announce more
 // elements than bytes remain for, and never allocates more than the input's own size times the element's.
@@ -53,6 +54,20 @@ template <uint32_t kFirst, typename T>
 SinceField<kFirst, T> Since(T& value) {
   return {value};
 }
+template <uint32_t kFirst, typename T>
+struct SparseSinceField : SinceField<kFirst, T> {
+  static constexpr bool kSparse = true;
+  bool is_default() const {
+    if constexpr (requires(const T& list) { list.empty(); })
+      return this->value.empty();
+    else
+      return this->value == T();
+  }
+};
+template <uint32_t kFirst, typename T>
+SparseSinceField<kFirst, T> SparseSince(T& value) {
+  return {{value}};
+}
 // std::tie(), also of fields that are marked.
 template <typename... T>
 std::tuple<T...> Tie(T&&... fields) {
@@ -62,13 +77,21 @@ template <typename T>
 concept IsSince = requires {
   T::kSince;
 };
+template <typename T>
+concept IsSparse = requires {
+  T::kSparse;
+};
 
 // Everything that this build knows.
 inline constexpr uint32_t kEveryVersion = UINT32_MAX;
 
+// `out` is complete when the encoder is destroyed.
 class Encoder {
  public:
   explicit Encoder(std::string* out, uint32_t version = kEveryVersion) : out_(out), version_(version) {}
+  Encoder(const Encoder&) = delete;
+  Encoder& operator=(const Encoder&) = delete;
+  ~Encoder() { Flush(); }
 
   template <typename T>
   void Put(const T& value) {
@@ -78,9 +101,15 @@ class Encoder {
       Raw(value);
     } else if constexpr (std::is_same_v<T, std::string>) {
       Raw(static_cast<uint32_t>(value.size()));
-      out_->append(value);
+      Append(value.data(), value.size());
     } else if constexpr (IsSince<T>) {
-      if (version_ >= T::kSince) Put(value.value);
+      if (version_ < T::kSince) return;
+      if constexpr (IsSparse<T>) {
+        const bool set = !value.is_default();
+        Put(set);
+        if (!set) return;
+      }
+      Put(value.value);
     } else if constexpr (!std::is_same_v<T, std::monostate>) {
       // Fields() is not const because Decode() shares it; encoding only reads.
       std::apply([this](const auto&... field) { (Put(field), ...); }, const_cast<T&>(value).Fields());
@@ -91,7 +120,7 @@ class Encoder {
   void Put(const std::vector<T>& values) {
     Raw(static_cast<uint32_t>(values.size()));
     if constexpr (std::integral<T> && !std::is_same_v<T, bool>) {
-      out_->append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
+      Append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
     } else {
       for (const T& value : values) Put(value);
     }
@@ -111,13 +140,23 @@ class Encoder {
 
  private:
   template <typename T>
-  void Raw(T value) {
-    char bytes[sizeof(T)];
-    std::memcpy(bytes, &value, sizeof(T));
-    out_->append(bytes, sizeof(T));
+  [[gnu::always_inline]] void Raw(T value) {
+    if (sizeof(pending_) - pending_size_ < sizeof(T)) Flush();
+    std::memcpy(pending_ + pending_size_, &value, sizeof(T));
+    pending_size_ += sizeof(T);
+  }
+  void Append(const char* bytes, size_t size) {
+    Flush();
+    out_->append(bytes, size);
+  }
+  void Flush() {
+    out_->append(pending_, pending_size_);
+    pending_size_ = 0;
   }
   std::string* out_;
   uint32_t version_;
+  size_t pending_size_ = 0;
+  char pending_[120];  // an append of its own for every field would cost more than all else
 };
 
 class Decoder {
@@ -141,7 +180,14 @@ class Decoder {
       value.assign(in_.substr(0, size));
       in_.remove_prefix(size);
     } else if constexpr (IsSince<T>) {
-      if (version_ >= T::kSince) Get(value.value);
+      if (version_ < T::kSince) return;
+      if constexpr (IsSparse<T>) {
+        bool set = false;
+        Get(set);
+        value.value = {};
+        if (!set) return;
+      }
+      Get(value.value);
     } else if constexpr (!std::is_same_v<T, std::monostate>) {
       std::apply([this](auto&&... field) { (Get(field), ...); }, value.Fields());
     }

@@ -522,12 +522,12 @@ NodeReport Engine::Impl::Report() const {
                     shard->meta.stream_bytes,
                     shard->role,
                     shard->committed,
+                    seated,
+                    context_.Readable(*shard),
                     shard->bad,
                     shard->content,
-                    seated,
                     shard->meta.agreement,
-                    shard->encryption.key,
-                    context_.Readable(*shard)};
+                    shard->encryption.key};
     if (copy.bad.size() > kBadListedMax) copy.bad.resize(kBadListedMax + 1);
     report.copies.push_back(std::move(copy));
   }

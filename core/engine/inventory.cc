@@ -39,10 +39,10 @@ class Hasher {
     bytes_.clear();
     Encoder(&bytes_, protocol_).Put(value);
     uint64_t hash = 0x9e3779b97f4a7c15 ^ bytes_.size();
-    size_t at = 0;
-    for (; at < bytes_.size(); at += sizeof(uint64_t)) {
-      uint64_t word = 0;
-      std::memcpy(&word, bytes_.data() + at, std::min(sizeof(word), bytes_.size() - at));
+    bytes_.append((sizeof(uint64_t) - bytes_.size() % sizeof(uint64_t)) % sizeof(uint64_t), '\0');
+    for (size_t at = 0; at < bytes_.size(); at += sizeof(uint64_t)) {
+      uint64_t word;
+      std::memcpy(&word, bytes_.data() + at, sizeof(word));
       hash = (hash ^ word) * 0xff51afd7ed558ccd;
       hash ^= hash >> 32;
     }
@@ -69,8 +69,7 @@ uint64_t DigestOfScalars(const T& inventory, Hasher* hash) {
   std::vector<uint64_t> words = {inventory.incarnation_max, inventory.asking_from,
                                  inventory.short_of_memory ? 1u : 0u, inventory.persisting.size()};
   if (hash->protocol() >= 9)
-    words.insert(words.end(),
-                 {inventory.newest_committed.incarnation, inventory.newest_committed.step, inventory.joined});
+    words.insert(words.end(), {inventory.newest_committed.incarnation, inventory.newest_committed.step});
   for (const StepId& id : inventory.persisting) words.insert(words.end(), {id.incarnation, id.step});
   for (const ShardId& shard : inventory.loading)
     words.insert(words.end(), {shard.incarnation, shard.step, shard.rank});
@@ -200,7 +199,6 @@ InventoryDelta Difference(const Inventory& before, const Inventory& after, bool 
   if (!(before.policy == after.policy)) delta.policy.push_back(after.policy);
   if (!(before.roster == after.roster)) delta.roster.push_back(after.roster);
   delta.newest_committed = after.newest_committed;
-  delta.joined = after.joined;
   if (!(before.incarnation == after.incarnation)) delta.incarnation.push_back(after.incarnation);
   if (with_counters || Encode(StandingOf(before.report)) != Encode(StandingOf(after.report))) {
     NodeReport report = after.report;
@@ -311,7 +309,6 @@ std::optional<InventoryChange> HeldInventory::Apply(const InventoryDelta& delta,
   if (!delta.policy.empty()) inventory_.policy = delta.policy.front();
   if (!delta.roster.empty()) inventory_.roster = delta.roster.front();
   inventory_.newest_committed = delta.newest_committed;
-  inventory_.joined = delta.joined;
   if (change.incarnation && !delta.incarnation.empty()) inventory_.incarnation = delta.incarnation.front();
   if (change.standing) {
     NodeReport report = delta.report.front();

@@ -211,7 +211,8 @@ inline constexpr size_t kPastTokensMax = 32;
 struct RosterRecord {
   uint64_t revision = 0;  // grows with every change; 0: there is no roster
   Epoch epoch = 0;        // of the view whose members are the roster
-  uint32_t nodes = 0;     // of them, less those that an operator has given up; with revision 0 those that were together
+  uint32_t nodes =
+      0;  // of them, less those that an operator has given up; with revision 0 those that were together
   // Of the first ones, as far as they are known. Empty in an announcement.
   std::vector<std::string> names;
   auto Fields() { return std::tie(revision, epoch, nodes, names); }
@@ -251,7 +252,8 @@ struct SessionKey {
   auto Fields() { return std::tie(rank, incarnation, token); }
   friend auto operator<=>(const SessionKey&, const SessionKey&) = default;
 };
-// The changes since the node's inventory with the sequence `base`. Lists are sorted, and each key occurs once.
+// The changes since the node's inventory with the sequence `base`. Lists are sorted, and each key occurs once. What an
+// instance never changes (`joined`) is only in the whole inventory.
 struct InventoryDelta {
   static constexpr Kind kKind = Kind::kInventoryDelta;
   uint64_t sequence = 0;
@@ -266,7 +268,6 @@ struct InventoryDelta {
   std::vector<RankPolicy> policy;    // one entry if it has changed
   std::vector<RosterRecord> roster;  // one entry if it has changed
   StepId newest_committed;
-  Epoch joined = 0;
   std::vector<IncarnationState> incarnation;  // one entry if it has changed
   std::vector<NodeReport> report;             // one entry if it has changed; without sessions and copies
   std::vector<SessionReport> sessions;
@@ -275,8 +276,8 @@ struct InventoryDelta {
   std::vector<ShardId> copies_gone;
   auto Fields() {
     return Tie(sequence, base, digest, incarnation_max, asking_from, short_of_memory, persisting, loading,
-               Since<9>(restores), Since<9>(policy), Since<9>(roster), Since<9>(newest_committed),
-               Since<9>(joined), incarnation, report, sessions, sessions_gone, copies, copies_gone);
+               SparseSince<9>(restores), SparseSince<9>(policy), SparseSince<9>(roster),
+               Since<9>(newest_committed), incarnation, report, sessions, sessions_gone, copies, copies_gone);
   }
 };
 // `want_whole`: the changes in this message could not be applied; send a whole inventory.
@@ -343,8 +344,9 @@ struct LeaderState {
   KeyId key = kPlaintext;              // the first key of every member, or kPlaintext while they differ
   auto Fields() {
     return Tie(sequence, incarnation, listed, judged, told, keep, release_before, dead, evictable, persisting,
-               persisted, not_persisted, persist_judged, Since<9>(restores), Since<9>(disagreements),
-               Since<9>(dropped), Since<9>(policy), Since<9>(roster), Since<9>(forgotten), Since<9>(key));
+               persisted, not_persisted, persist_judged, SparseSince<9>(restores),
+               SparseSince<9>(disagreements), SparseSince<9>(dropped), SparseSince<9>(policy),
+               Since<9>(roster), SparseSince<9>(forgotten), SparseSince<9>(key));
   }
 };
 struct LeaderStateAck {

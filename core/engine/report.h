@@ -77,17 +77,17 @@ struct CopyReport {
   uint64_t stream_bytes = 0;
   Role role = Role::kOwn;
   bool committed = false;
+  bool seated = false;   // an own copy whose rank is open on this node
+  bool readable = true;  // the node has `key`; otherwise the copy is none, except for its mark
   // Chunk indices, at most kBadListedMax; longer lists are cut, and the copy is unusable.
   std::vector<uint32_t> bad;
   uint64_t content = 0;    // ContentDigest()
-  bool seated = false;     // an own copy whose rank is open on this node
   uint64_t agreement = 0;  // ShardMeta::agreement
   KeyId key = kPlaintext;  // that encrypted it
-  bool readable = true;    // the node has that key; otherwise the copy is none, except for its mark
   bool good() const { return readable && bad.empty(); }
   auto Fields() {
     return Tie(id.incarnation, id.step, id.rank, world_size, replicas, stream_bytes, role, committed, bad,
-               content, seated, Since<9>(agreement), Since<9>(key), Since<9>(readable));
+               content, seated, SparseSince<9>(agreement), SparseSince<9>(key), Since<9>(readable));
   }
   friend bool operator==(const CopyReport&, const CopyReport&) = default;
 };

@@ -259,7 +259,7 @@ bool StepTable::Add(NodeId node, const CopyReport& copy) {
   }
   RankState& rank = step.ranks.Make(copy.id.rank);
   rank.copies.push_back(
-      {node, copy.role, copy.bad, copy.content, copy.committed, copy.seated, copy.agreement, copy.readable});
+      {node, copy.role, copy.committed, copy.seated, copy.readable, copy.bad, copy.content, copy.agreement});
   ++step.copies;
   rank.bytes = copy.stream_bytes;
   rank.replicas = copy.replicas;

@@ -23,12 +23,12 @@ class StepTable {
   struct Copy {
     NodeId node = kNoNode;
     Role role = Role::kOwn;
-    std::vector<uint32_t> bad;
-    uint64_t content = 0;
     bool committed = false;
     bool seated = false;
-    uint64_t agreement = 0;
     bool readable = true;  // as in CopyReport
+    std::vector<uint32_t> bad;
+    uint64_t content = 0;
+    uint64_t agreement = 0;
     bool good() const { return readable && bad.empty(); }
     bool usable() const { return readable && bad.size() <= kBadListedMax; }
   };

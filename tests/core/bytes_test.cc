@@ -196,15 +196,43 @@ TEST(Bytes, AbsurdCountsAreRefusedWithoutAllocation) {
 // of the outer vector.
 TEST(Bytes, NestedCountsAreBoundedByWhatIsLeft) {
   std::string bytes;
-  Encoder encoder(&bytes);
-  encoder.Put(uint32_t{3});
-  encoder.Put(uint32_t{2});
-  encoder.Put(uint16_t{1});
-  encoder.Put(uint16_t{2});
-  encoder.Put(uint32_t{5});  // five elements, but two bytes are left
-  encoder.Put(uint16_t{3});
+  {
+    Encoder encoder(&bytes);
+    encoder.Put(uint32_t{3});
+    encoder.Put(uint32_t{2});
+    encoder.Put(uint16_t{1});
+    encoder.Put(uint16_t{2});
+    encoder.Put(uint32_t{5});  // five elements, but two bytes are left
+    encoder.Put(uint16_t{3});
+  }
   Many<std::vector<uint16_t>> many;
   EXPECT_FALSE(Decode(bytes, many));
+}
+
+struct Later {
+  uint8_t first = 0;
+  uint16_t number = 0;
+  std::vector<uint8_t> list;
+  std::string last;
+  auto Fields() { return Tie(first, SparseSince<9>(number), SparseSince<9>(list), Since<8>(last)); }
+  friend bool operator==(const Later&, const Later&) = default;
+};
+
+// An older version neither writes nor reads the field, and a default value takes one byte.
+TEST(Bytes, AFieldOfALaterVersionIsMarked) {
+  const Later full{1, 0x0302, {7}, ""};
+  EXPECT_EQ(Encode(full, 7), std::string("\x01", 1));
+  EXPECT_EQ(Encode(full, 9), std::string("\x01\x01\x02\x03\x01\x01\x00\x00\x00\x07\x00\x00\x00\x00", 14));
+  EXPECT_EQ(Encode(Later{1, 0, {}, ""}, 9), std::string("\x01\x00\x00\x00\x00\x00\x00", 7));
+  for (const Later& value : {full, Later{1, 0, {}, "x"}}) {
+    Later found{9, 9, {9}, "9"};  // a default value replaces what was there
+    EXPECT_TRUE(Decode(Encode(value, 9), found, 9));
+    EXPECT_EQ(found, value);
+  }
+  Later older{9, 5, {}, "kept"};
+  EXPECT_TRUE(Decode(Encode(full, 7), older, 7));
+  EXPECT_EQ(older, (Later{1, 5, {}, "kept"}));
+  EXPECT_FALSE(Decode(std::string("\x01\x02\x00\x00\x00\x00\x00", 7), older, 9));
 }
 
 TEST(Bytes, NothingIsReadAfterTheFirstError) {

@@ -35,11 +35,13 @@ uint64_t Checksum(std::string_view bytes) {
 template <typename T>
 std::string Seal(const Format& format, const T& value) {
   std::string bytes;
-  Encoder encoder(&bytes);
-  encoder.Put(format.magic);
-  encoder.Put(kVersion);
-  encoder.Put(value);
-  encoder.Put(Checksum(bytes));
+  {
+    Encoder encoder(&bytes);
+    encoder.Put(format.magic);
+    encoder.Put(kVersion);
+    encoder.Put(value);
+  }
+  Encoder(&bytes).Put(Checksum(bytes));
   ROPETEAM_CHECK(bytes.size() <= format.bytes_max);
   return bytes;
 }
