@@ -362,8 +362,8 @@ bool Leader::MayRenewRoster(const std::set<StepId>& listed) const {
 // Copies on leaving nodes do not count once the roster is to do without these nodes.
 bool Leader::HasAllCopies(const StepId& id) const {
   const StepTable::StepState* step = table_.Find(id);
-  return step != nullptr &&
-         (table_.leaving().empty() ? step->ranks_replicated == step->world_size : step->lacking.empty());
+  if (step == nullptr || !step->producible()) return false;  // a rank without any copy lacks none
+  return table_.leaving().empty() ? step->ranks_replicated == step->world_size : step->lacking.empty();
 }
 
 void Leader::AddDecisions(LeaderState* state) {

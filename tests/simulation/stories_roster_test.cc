@@ -153,6 +153,25 @@ TEST_F(Roster, AnEmptyReplacementAloneDoesNotSayThatNothingIsSaved) {
   RestoreEverywhere(2, 1);
 }
 
+// Ranks whose copies are all away lack none on the members that stay. So the drain of a spare made the members the
+// roster, and the step that was told was given up.
+TEST_F(Roster, ADrainDoesNotMakeThoseTheRosterWhoLackTheCommit) {
+  StartNodes(4);
+  StartWorld(1);
+  EXPECT_EQ(Latest(1, 0), std::nullopt);
+  SaveEverywhere(1, 1);
+  StopWorld(1);
+  const std::vector<size_t> spares = {AddSpare(), AddSpare()};
+  StopKeepingMemory({2, 3});  // the leader stays
+  AwaitMembers({0, 1, spares[0], spares[1]});
+  cluster_->Drain(spares[1], 30 * kSecond);
+  AwaitMembers({0, 1, spares[0]});
+  StartWorld(2, {0, 1, spares[0], spares[0]});
+  EXPECT_THAT(AskLatest(2, 0, 5 * kSecond).message(), HasSubstr("missing node2, node3: committed"));
+  AwaitMembers({0, 1, 2, 3, spares[0]});
+  RestoreEverywhere(2, 1);
+}
+
 // Memory is lost for good: after the wait the job goes on with the older step that is left.
 TEST_F(Roster, AfterTheWaitAnOlderStepIsOffered) {
   options_.storage.used = true;
