@@ -55,12 +55,16 @@ void StoredDamage::OnRead(NodeId from, const StoredRead& read) {
 }
 
 std::string StoredDamage::Found(const StepId& id) const {
-  const auto found = std::find_if(cases_.begin(), cases_.end(), [&id](const auto& each) {
-    return StepOf(each.first) == id && !each.second.bad.empty();
-  });
-  if (found == cases_.end()) return {};
-  return "; " + *found->second.bad.begin() + " finds it damaged (" + found->second.why +
-         "); if no other node can read it, `ropeteam quarantine " + std::to_string(id.step) +
+  std::string found;
+  for (const auto& [shard, each] : cases_) {
+    if (StepOf(shard) != id) continue;
+    if (!each.bad.empty())
+      found = *each.bad.begin() + " finds it damaged (" + each.why + ")";
+    else if (found.empty() && !each.not_here.empty())
+      found = *each.not_here.begin() + " does not find it";
+  }
+  if (found.empty()) return {};
+  return "; " + found + "; if no other node can read it, `ropeteam quarantine " + std::to_string(id.step) +
          "` gives the step up";
 }
 

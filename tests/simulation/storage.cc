@@ -61,6 +61,12 @@ void SimStorage::Damage(const StepId& id, Rank rank) {
   step.rotten = true;
 }
 
+void SimStorage::LoseFile(const StepId& id, Rank rank) {
+  Step& step = steps_.at(id);
+  step.files.erase(RankFile(rank));
+  step.rotten = true;
+}
+
 // While the step is hidden the checker expects nothing of it.
 void SimStorage::Hide(const StepId& id) {
   hidden_.insert(id);

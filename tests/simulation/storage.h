@@ -84,6 +84,7 @@ class SimStorage {
   // ---- for the stories
   // Changes a byte of the rank's file, but not its size.
   void Damage(const StepId& id, Rank rank);
+  void LoseFile(const StepId& id, Rank rank);
   // Listings do not show the step until Show(), as with a cache of directories or a late request.
   void Hide(const StepId& id);
   void Show();

@@ -519,6 +519,29 @@ TEST_F(StorageStory, DamageThatNobodyCanConfirmIsGivenUpByHand) {
   SaveEverywhere(3, 1);
 }
 
+// A file of the newest step goes away after its manifest was read. No node proves that the step is bad, because each may see another directory. So the
+// reader is told what to do.
+TEST_F(StorageStory, AStepWhoseFileIsGoneIsGivenUpByHand) {
+  StartStored(2);
+  StartWorld(1);
+  SavePersisted(1, 1);
+  SavePersisted(1, 2);
+  const StepId gone = StepIn(1, 2);
+  LoseAll();
+  StartWorld(2);
+  EXPECT_EQ(LatestStep(2, 0), 2u);
+  cluster_->storage().LoseFile(gone, 0);
+  Status read;
+  for (int i = 0; i < 10 && read.message().find("`ropeteam quarantine 2`") == std::string::npos; ++i)
+    read = Read(2, 0, 2, 0);
+  EXPECT_NE(read.message().find("does not find it"), std::string::npos) << read.ToString();
+  StopWorld(2);
+  cluster_->checker().SetQuarantined(gone, true);
+  ASSERT_TRUE(Quarantine(2).ok());
+  StartWorld(3);
+  EXPECT_EQ(LatestStep(3, 0), 1u);
+}
+
 // The job encrypts. Both copies in memory are ciphertext, and both are damaged.
 TEST_F(StorageStory, CiphertextThatIsBadEverywhereIsReplacedFromStorage) {
   options_.encrypts = true;
