@@ -29,6 +29,8 @@ from harness import (
 )
 from test_chaos import namespaces_work
 
+from ropeteam import Level
+
 sys.path.insert(0, str(ROOT / "scripts" / "lib"))
 
 from chaos_host import NETWORK, Host, run  # noqa: E402
@@ -38,6 +40,7 @@ COORDINATOR_PORT = 29600
 # The requirement is 10 s: a silent member is noticed after 3 s, and the lead moves within a second. The limit leaves
 # room for a machine that runs other tests at the same time.
 GOES_ON_S = 15.0
+NAMED_S = 10.0
 
 
 class SpacedDaemon(Daemon):
@@ -80,6 +83,15 @@ class Links:
             rule = ("nft", "add", "rule", "ip", "chaos", "in", "ip", "saddr", self.nodes[there].address, "tcp")
             for side in ("sport", "dport"):
                 host.inside(*rule, side, ports, "drop")
+
+    def swallow_long(self, a: int, b: int) -> None:
+        """Drops the long packets between two nodes, as a tunnel does whose smaller MTU nobody is told of."""
+        for here, there in ((a, b), (b, a)):
+            host = self.nodes[here].host
+            host.inside("nft", "add", "table", "ip", "chaos")
+            host.inside("nft", "add", "chain", "ip", "chaos", "in", "{ type filter hook input priority 0 ; }")
+            rule = ("nft", "add", "rule", "ip", "chaos", "in", "ip", "saddr", self.nodes[there].address)
+            host.inside(*rule, "meta", "length", ">", "1000", "drop")
 
     def heal(self) -> None:
         for node in self.nodes:
@@ -124,13 +136,13 @@ def spaced(tmp_path: pathlib.Path) -> Iterator[tuple[Cluster, Links]]:
         shutil.rmtree(cluster.arenas, ignore_errors=True)
 
 
-def apart(node: Daemon) -> set[tuple[str, str]]:
-    """The pairs that do not reach each other, as this node's status has them."""
+def apart(node: Daemon, path: str = "control") -> set[tuple[str, str]]:
+    """The pairs that do not reach each other on this path, as this node's status has them."""
     return {
         (report["name"], link["peer"])
         for report in node.status()["nodes"]
         for link in report["lost_links"]
-        if link["control"]
+        if link[path]
     }
 
 
@@ -181,5 +193,47 @@ def test_the_lead_moves_from_a_member_that_another_one_does_not_reach(
     wait_until(lambda: apart(nodes[1]) == set(), "the fault to be over")
     save_everywhere(ranks, 4)
     assert nodes[1].status()["leader"] == "node-1", "it stays"
+    for rope in ranks:
+        rope.close()
+
+
+# No leader is concerned: the copies go elsewhere.
+@pytest.mark.parametrize("lost", ["control", "both", "long packets"])
+def test_saves_go_on_around_two_members_that_do_not_reach_each_other(spaced, lost, record_property):
+    nodes, links = spaced
+    nodes.coordinator = f"{nodes[0].address}:{COORDINATOR_PORT}"
+    for node in nodes.nodes:
+        node.options.append("--embed-coordinator" if node.ordinal == 0 else "--no-embed-coordinator")
+    nodes[0].start()
+    for node in nodes.nodes[1:]:
+        node.start(wait=False)
+    nodes.wait_members()
+    ranks = [nodes[rank].open(rank, NODES, "first") for rank in range(NODES)]
+    save_everywhere(ranks, 1)
+
+    if lost == "long packets":
+        links.swallow_long(1, 2)
+    else:
+        links.cut(1, 2, control_only=lost == "control")
+    cut_at = time.monotonic()
+    for rank, rope in enumerate(ranks):
+        rope.save(2, {"data": saved(2, rank)})
+    pair = r"node-[12] (and node-[12] do not reach each other|has not reached node-[12] for)"
+    wait_until(lambda: re.search(pair, ask("status", "--socket", nodes[0].socket).stdout), "the pair's name")
+    named = time.monotonic() - cut_at
+    for rope in ranks:
+        rope.wait(2, Level.COMMITTED)
+    committed = time.monotonic() - cut_at
+    record_property("named_after_s", round(named, 2))
+    record_property("committed_after_s", round(committed, 2))
+    assert named < NAMED_S
+    assert committed < GOES_ON_S
+    asked_at = time.monotonic()
+    save_everywhere(ranks, 3)
+    assert time.monotonic() - asked_at < 2.0, "it is not tried again for each save"
+    links.heal()
+    path = "data" if lost == "long packets" else "control"
+    wait_until(lambda: apart(nodes[0], path) == set(), "the fault to be over")
+    save_everywhere(ranks, 4)
     for rope in ranks:
         rope.close()

@@ -32,6 +32,7 @@ using namespace tcp;  // NOLINT: all of its frames
 constexpr uint64_t kRegion = 4096;  // in the middle of three times as many bytes
 constexpr uint64_t kOther = 99;     // an instance that does nothing wrong
 constexpr TimeUs kTurnsUs = 20'000'000;
+constexpr size_t kMissingMax = 160;  // bytes at the end of a padded hello
 
 // A socket of the other end, which never blocks.
 class Socket {
@@ -52,9 +53,12 @@ class Socket {
   void Send(const void* bytes, size_t length) const {
     (void)send(fd_, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
   }
+  void Send(const Request& request) const { Send(&request, sizeof(request)); }
+  void Send(const Reply& reply) const { Send(&reply, sizeof(reply)); }
+  // A hello or a welcome, without so many bytes at its end.
   template <typename T>
-  void Send(const T& frame) const {
-    Send(&frame, sizeof(frame));
+  void Greet(const T& greeting, size_t missing = 0) const {
+    Send(Padded(greeting).data(), kGreetingBytes - missing);
   }
   // What has come so far, at most so many bytes.
   std::string Receive(size_t limit) const {
@@ -137,16 +141,16 @@ class AsTarget : World {
     }
     CheckGuards();
     const Socket other = Connected();
-    other.Send(Valid(kOther, 0, 1));
+    other.Greet(Valid(kOther, 0, 1));
     other.Send(Request{static_cast<uint32_t>(Op::kPut), 0, key_, kRegion - 1, 1, 5});
     other.Send("x", 1);
     std::string answer;
     Until([&] {
-      answer += other.Receive(sizeof(Welcome) + sizeof(Reply) - answer.size());
-      return answer.size() == sizeof(Welcome) + sizeof(Reply);
+      answer += other.Receive(kGreetingBytes + sizeof(Reply) - answer.size());
+      return answer.size() == kGreetingBytes + sizeof(Reply);
     });
     Reply reply;
-    std::memcpy(&reply, answer.data() + sizeof(Welcome), sizeof(reply));
+    std::memcpy(&reply, answer.data() + kGreetingBytes, sizeof(reply));
     ROPETEAM_CHECK(reply.id == 5 && reply.code == 0 && memory_[2 * kRegion - 1] == 'x');
   }
 
@@ -177,7 +181,11 @@ class AsTarget : World {
       Hello hello = Valid(1 + in->Number() % (kOther - 1), static_cast<uint32_t>(in->Number()), in->Number());
       if (kind == kAltered)
         reinterpret_cast<char*>(&hello)[in->Byte() % sizeof(hello)] ^= static_cast<char>(in->Byte());
-      socket.Send(&hello, sizeof(hello) - std::min<size_t>(in->Byte(), sizeof(hello)));
+      const size_t missing = in->Byte();
+      if (missing < kMissingMax)
+        socket.Greet(hello, missing);
+      else
+        socket.Send(&hello, sizeof(hello) - std::min(missing - kMissingMax, sizeof(hello)));
     } else if (kind == kRequest) {
       Request request;
       request.op = static_cast<uint32_t>(in->Number());
@@ -248,7 +256,7 @@ class AsInitiator : World {
       received_.clear();
       Poll();
     }
-    received_ += socket_.Receive(4096);
+    received_ += socket_.Receive(2 * kGreetingBytes);
     const uint8_t kind = in->Byte() % kKinds;
     if (kind == kWelcome) {
       Hello hello;
@@ -257,7 +265,7 @@ class AsInitiator : World {
       welcome.target = 9;
       welcome.mac = MacOf(secret, hello, welcome);
       reinterpret_cast<char*>(&welcome)[in->Byte() % sizeof(welcome)] ^= static_cast<char>(in->Byte());
-      socket_.Send(welcome);
+      socket_.Greet(welcome);
     } else if (kind == kReply) {
       // The id of the request with this number, or another one.
       const uint8_t which = in->Byte();
@@ -276,7 +284,7 @@ class AsInitiator : World {
 
   // Of the request with this number; 0: it has not come.
   uint64_t IdOf(uint8_t number) const {
-    size_t at = sizeof(Hello);
+    size_t at = kGreetingBytes;
     for (Request request; at + sizeof(request) <= received_.size(); --number) {
       std::memcpy(&request, received_.data() + at, sizeof(request));
       if (number == 0) return request.id;

@@ -29,7 +29,7 @@ METHODS = ["/ropeteam.membership.v1.Coordinator/Session", "/ropeteam.control.Con
 # How a packet of each protocol that a port may speak begins: transport tcp, TLS, HTTP/2, HTTP, etcd's raft.
 BEGINNINGS = [
     b"",
-    b"RTPttcp1",
+    b"RTPttcp2",
     b"\x16\x03\x01",
     PREFACE,
     b"GET /metrics HTTP/1.1\r\n",

@@ -9,9 +9,12 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <cstring>
 #include <functional>
 #include <memory>
+#include <type_traits>
 #include <vector>
 
 #include "tests/transport/rig.h"
@@ -42,7 +45,10 @@ class TcpTest : public testing::Test {
     int fd() const { return fd_; }
     template <typename T>
     void Send(const T& value, size_t length = sizeof(T)) {
-      SendBytes(&value, length);
+      if constexpr (std::is_same_v<T, Hello> || std::is_same_v<T, Welcome>)
+        SendBytes(tcp::Padded(value).data(), length == sizeof(T) ? tcp::kGreetingBytes : length);
+      else
+        SendBytes(&value, length);
     }
     void SendBytes(const void* bytes, size_t length) { (void)send(fd_, bytes, length, MSG_NOSIGNAL); }
     // Whether the transport closes the connection without a byte.
@@ -63,7 +69,14 @@ class TcpTest : public testing::Test {
     }
     template <typename T>
     bool Read(T* value) {
-      return ReadBytes(value, sizeof(T));
+      if constexpr (std::is_same_v<T, Hello> || std::is_same_v<T, Welcome>) {
+        std::array<char, tcp::kGreetingBytes> bytes;
+        const bool read = ReadBytes(bytes.data(), bytes.size());
+        std::memcpy(static_cast<void*>(value), bytes.data(), sizeof(T));
+        return read && bytes == tcp::Padded(*value);
+      } else {
+        return ReadBytes(value, sizeof(T));
+      }
     }
     bool ReadBytes(void* bytes, size_t length) {
       size_t got = 0;
@@ -142,7 +155,6 @@ class TcpHalfPutTest : public TcpTest {
     raw_.Send(Put(0, kLength));
     SendHalf();
     const uint8_t* last = memory_.data() + kLength / 2 - 1;
-    *const_cast<uint8_t*>(last) = 1;
     EXPECT_TRUE(Drive([last] { return *last == 0; }));
     memory_.Fill(kTarget);
   }

@@ -136,6 +136,19 @@ TEST_F(TcpTest, AMembersGarbageEndsItsConnectionOnly) {
   EXPECT_EQ(other.Answer().code, 0u);
 }
 
+// The hello is judged before its padding has come.
+TEST_F(TcpTest, AnInstanceThatDepartsDuringItsHelloIsRefused) {
+  Raw raw(this);
+  const auto bytes = tcp::Padded(Valid());
+  raw.SendBytes(bytes.data(), sizeof(Hello));
+  int rounds = 0;
+  Drive([&] { return ++rounds > 100; });
+  EXPECT_TRUE(raw.Open());
+  transport_->SetPeers({});
+  raw.SendBytes(bytes.data() + sizeof(Hello), bytes.size() - sizeof(Hello));
+  EXPECT_TRUE(raw.Closed());
+}
+
 TEST_F(TcpTest, AHalfHelloIsNotWaitedForLong) {
   Raw silent(this), half(this);
   half.Send(Valid(), sizeof(Hello) / 2);
@@ -372,6 +385,22 @@ TEST_F(TcpOneLaneTest, AnImpostorIsAGonePeer) {
   address_.secret[0] ^= 1;
   Answer(raw.get(), 0);
   EXPECT_EQ(CodeOf(), Code::kPeerGone);
+}
+
+// Short packets pass, so TCP connects. The hello does not, and no byte of the put is sent.
+TEST_F(TcpOneLaneTest, APathThatDropsLongPacketsCarriesNoConnection) {
+  sock_filter only_short[] = {{BPF_LD | BPF_W | BPF_LEN, 0, 0, 0},
+                              {BPF_JMP | BPF_JGT | BPF_K, 0, 1, 1000},
+                              {BPF_RET | BPF_K, 0, 0, 0},
+                              {BPF_RET | BPF_K, 0, 0, UINT32_MAX}};
+  const sock_fprog program{4, only_short};
+  ASSERT_EQ(setsockopt(listeners_[0], SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program), 0);
+  const uint64_t begun = test::NowUs();
+  Submit(OperationKind::kPut, kPiece);
+  EXPECT_EQ(CodeOf(), Code::kPeerGone);
+  EXPECT_LT(test::NowUs() - begun, 4'000'000u) << "without waiting for a busy peer's answer";
+  Raw raw(this, accept4(listeners_[0], nullptr, nullptr, SOCK_CLOEXEC));
+  EXPECT_TRUE(raw.Closed()) << "no part of the hello has come";
 }
 
 TEST_F(TcpOneLaneTest, ARefusalBeforeASlowAnswerIsNotItsEnd) {

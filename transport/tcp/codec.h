@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // All bytes that two tcp transports exchange. Through the control plane: an address and a region's key (blob.h). Over a
-// connection, first the initiator's Hello and the target's Welcome, then requests of the initiator and, in their order,
-// the target's replies:
+// connection, first the initiator's Hello and the target's Welcome, each Padded(), then requests of the initiator and, in
+// their order, the target's replies:
 //
 //   put   Request, then `length` bytes     Reply
 //   get   Request                          Reply, then Reply::length bytes
@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -50,7 +51,7 @@ std::string Encode(const RegionKey& key);
 Status Decode(std::string_view bytes, EndpointAddress* address);
 Status Decode(std::string_view bytes, RegionKey* key);
 
-inline constexpr uint64_t kHelloMagic = 0x3170637474505452;    // "RTPttcp1"
+inline constexpr uint64_t kHelloMagic = 0x3270637474505452;    // "RTPttcp2"
 inline constexpr uint64_t kWelcomeMagic = 0x31656d6f636c6577;  // "welcome1"
 
 struct Hello {
@@ -70,6 +71,17 @@ struct Welcome {
   Mac mac{};
 };
 static_assert(sizeof(Welcome) == 32);
+
+// Zeros fill a hello and a welcome up to more than a packet of any network has. So a path that drops long packets (a
+// tunnel whose smaller MTU nobody is told of) does not carry a connection, and its end is not taken for reachable.
+inline constexpr size_t kGreetingBytes = 9'216;
+template <typename T>
+std::array<char, kGreetingBytes> Padded(const T& greeting) {
+  static_assert(sizeof(T) < kGreetingBytes);
+  std::array<char, kGreetingBytes> bytes{};
+  std::memcpy(bytes.data(), &greeting, sizeof greeting);
+  return bytes;
+}
 
 enum class Op : uint32_t { kPut = 1, kGet = 2 };
 struct Request {

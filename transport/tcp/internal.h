@@ -92,6 +92,21 @@ class Fd {
   int fd_ = -1;
 };
 
+// Receives a padded greeting up to its first `wanted` bytes, of which `*received` are here. Returns what recv() returned
+// last: at most 0 as long as bytes are missing.
+template <typename T>
+ssize_t ReceiveGreeting(int fd, T* greeting, size_t* received, size_t wanted = kGreetingBytes) {
+  char padding[kGreetingBytes];
+  ssize_t count = 1;
+  while (*received < wanted && count > 0) {
+    const bool padded = *received >= sizeof(T);
+    count = padded ? recv(fd, padding, wanted - *received, 0)
+                   : recv(fd, reinterpret_cast<char*>(greeting) + *received, sizeof(T) - *received, 0);
+    if (count > 0) *received += static_cast<size_t>(count);
+  }
+  return count;
+}
+
 // For options that every supported kernel knows.
 inline void SetOption(int fd, int level, int option, int value) {
   (void)setsockopt(fd, level, option, &value, sizeof value);
@@ -178,7 +193,8 @@ struct Inbound : Watched {
   std::string host;  // without the port
   TimeUs deadline = 0;
   Hello hello;
-  size_t received = 0;  // of the hello, then of `request`
+  Welcome welcome;      // its answer
+  size_t received = 0;  // of the padded hello, then of `request`
 
   uint64_t instance = 0;
   Request request;          // the next one, while `put` is received
@@ -210,7 +226,7 @@ struct Lane : Watched {
   // kConnecting
   Hello hello;
   Welcome welcome;
-  size_t welcomed = 0;       // bytes of it
+  size_t welcomed = 0;       // bytes of it, with its padding
   bool greeted = false;      // the hello was sent
   bool reached = false;      // TCP has connected at least once, or this node had no means to try
   uint32_t refusals = 0;     // the last connections, in a row, that were closed in place of a welcome

@@ -105,33 +105,36 @@ void TcpTransport::Expel(Inbound* stranger) {
 }
 
 void TcpTransport::ReadHello(Inbound* inbound) {
-  char* const begin = reinterpret_cast<char*>(&inbound->hello);
-  const ssize_t count =
-      recv(inbound->fd.get(), begin + inbound->received, sizeof(Hello) - inbound->received, 0);
+  const int fd = inbound->fd.get();
+  const bool judged = inbound->received >= sizeof(Hello);
+  ssize_t count = 1;
+  if (!judged) count = ReceiveGreeting(fd, &inbound->hello, &inbound->received, sizeof(Hello));
+  if (!judged && count > 0) {
+    if (const char* refusal = admission_.Refusal(inbound->hello, &inbound->welcome)) {
+      LogRefusal(*inbound, refusal);
+      return Close(inbound);
+    }
+  }
+  if (count > 0) count = ReceiveGreeting(fd, &inbound->hello, &inbound->received);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (count <= 0) return Close(inbound);
-  inbound->received += static_cast<size_t>(count);
-  if (inbound->received == sizeof(Hello)) Admit(inbound);
+  Admit(inbound);
 }
 
 void TcpTransport::Admit(Inbound* inbound) {
-  Welcome welcome;
   const Hello& hello = inbound->hello;
-  const char* refusal = admission_.Refusal(hello, &welcome);
   const auto of_instance = [&hello](const auto& each) { return each.first->instance == hello.initiator; };
-  if (refusal != nullptr) {
-    LogRefusal(*inbound, refusal);
-    return Close(inbound);
-  }
   // The initiator has given up its earlier connection for this one. What that still holds must not arrive after this
   // one's welcome, because the initiator then reports its puts as failed.
   CloseAll([&hello](const Inbound& each) {
     return each.instance == hello.initiator && each.hello.channel == hello.channel &&
            each.hello.lane == hello.lane;
   });
-  if (static_cast<size_t>(std::count_if(inbound_.begin(), inbound_.end(), of_instance)) >=
-      kInboundOfInstanceMax) {
-    LogRefusal(*inbound, "too many connections of this instance");
+  const bool many = static_cast<size_t>(std::count_if(inbound_.begin(), inbound_.end(), of_instance)) >=
+                    kInboundOfInstanceMax;
+  // It may have departed since its hello was judged.
+  if (many || !admission_.Admits(hello.initiator)) {
+    LogRefusal(*inbound, many ? "too many connections of this instance" : "not a member");
     return Close(inbound);
   }
   std::erase(strangers_, inbound);
@@ -140,7 +143,8 @@ void TcpTransport::Admit(Inbound* inbound) {
   const int fd = inbound->fd.get();
   SetConnectionOptions(fd);
   // A new connection has room for these bytes.
-  if (send(fd, &welcome, sizeof welcome, MSG_NOSIGNAL) != sizeof welcome) Close(inbound);
+  if (send(fd, Padded(inbound->welcome).data(), kGreetingBytes, MSG_NOSIGNAL) != kGreetingBytes)
+    Close(inbound);
 }
 
 void TcpTransport::LogRefusal(const Inbound& inbound, const char* reason) {

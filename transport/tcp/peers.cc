@@ -139,16 +139,13 @@ void TcpTransport::Retry(Lane* lane, const char* reason, TimeUs now) {
 void TcpTransport::OnConnecting(Lane* lane, TimeUs now) {
   if (!lane->fd.open()) return;
   if (!lane->greeted) return Greet(lane, now);
-  char* const begin = reinterpret_cast<char*>(&lane->welcome);
-  const ssize_t count = recv(lane->fd.get(), begin + lane->welcomed, sizeof(Welcome) - lane->welcomed, 0);
+  const ssize_t count = ReceiveGreeting(lane->fd.get(), &lane->welcome, &lane->welcomed);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (count <= 0) {
     // Perhaps the process was just dying, or does not admit this node yet.
     lane->refusals++;
     return Retry(lane, "it refuses this node", now);
   }
-  lane->welcomed += static_cast<size_t>(count);
-  if (lane->welcomed < sizeof(Welcome)) return;
   const Welcome& welcome = lane->welcome;
   const Mac expected = MacOf(lane->peer->remote.secret, lane->hello, welcome);
   if (welcome.magic != kWelcomeMagic || welcome.target != lane->peer->remote.instance ||
@@ -174,7 +171,7 @@ void TcpTransport::Greet(Lane* lane, TimeUs now) {
                  static_cast<ssize_t>(hello.nonce.size()));
   hello.mac = MacOf(lane->peer->remote.secret, hello);
   // A new connection has room for these bytes.
-  if (send(lane->fd.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello)
+  if (send(lane->fd.get(), Padded(hello).data(), kGreetingBytes, MSG_NOSIGNAL) != kGreetingBytes)
     return ConnectFailed(lane, ECONNRESET, now);
   lane->greeted = true;
   Watch(lane, EPOLLIN);
@@ -206,6 +203,8 @@ void TcpTransport::StepConnecting(TimeUs now) {
                                                                 : "no answer");
       else if (!lane->fd.open() && now >= lane->retry_at)
         TryToConnect(lane.get(), now);
+      else if (lane->greeted && PathIsDead(lane->fd.get(), kSilenceAtFirstUs))
+        Lose(lane.get(), "its host answers, but no long packet reaches it: is the MTU smaller on the way?");
     }
 }
 
