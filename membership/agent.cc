@@ -14,6 +14,13 @@ namespace {
 constexpr TimeUs kUsPerMs = 1000;
 constexpr TimeUs kNever = std::numeric_limits<TimeUs>::max();
 
+// A name server that is silent looks like a silent coordinator.
+std::string WhySilent(const std::string& address) {
+  const std::string host = address.substr(0, address.rfind(':'));
+  const bool numeric = host.starts_with('[') || host.find_first_not_of("0123456789.") == std::string::npos;
+  return numeric ? "it does not answer" : "it does not answer, or the name " + host + " is not resolved";
+}
+
 }  // namespace
 
 Agent::Agent(const MembershipConfig& config, const Member& self)
@@ -357,7 +364,7 @@ Agent::Outputs Agent::Tick(TimeUs now) {
   const TimeUs silent_since = registered ? heard_at_ : opened_at_;
   const TimeUs timeout = registered ? dead_after_ / 2 : ConnectTimeout();
   if (now >= silent_since + timeout) {
-    Lose(now, "it does not answer");
+    Lose(now, registered ? "it does not answer" : WhySilent(addresses_[current_].address));
     if (now >= retry_at_) Connect(now);
     return Take();
   }

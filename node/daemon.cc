@@ -22,6 +22,7 @@
 #include "core/base/log.h"
 #include "membership/credentials/credentials.h"
 #include "membership/standalone/acceptor.h"
+#include "membership/standalone/options.h"
 #include "node/arena_guard.h"
 #include "node/drain.h"
 #include "node/local_socket.h"
@@ -131,7 +132,8 @@ Result<uint16_t> TryPort(const std::string& address, uint16_t port) {
 Status Daemon::Run() {
   InstallSignals();
   RaiseDescriptorLimit();
-  SetOfiEnvironment();  // before there is any other thread
+  SetOfiEnvironment();  // before there is any other thread, like the next line
+  SetGrpcEnvironment();
   const UniqueFd signals(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!signals.valid()) return ErrnoError(errno, "eventfd");
   ROPETEAM_RETURN_IF_ERROR(loop_.Init());

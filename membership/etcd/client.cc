@@ -15,6 +15,7 @@
 #include "core/base/log.h"
 #include "membership/etcd/etcd.grpc.pb.h"
 #include "membership/standalone/loop.h"
+#include "membership/standalone/options.h"
 
 namespace ropeteam {
 namespace {
@@ -351,7 +352,8 @@ Result<StoreAnswer> EtcdClient::Impl::AnswerOf(CallWork* call, const grpc::Statu
     } else if (code == Code::kUnavailable) {
       Leave(call->connection.get());
     }
-    return Error(code, "%s: %s%s", endpoint.c_str(), status.error_message().substr(0, 300).c_str(),
+    return Error(code, "%s: %s%s", endpoint.c_str(),
+                 ExplainName(status.error_message(), endpoint).substr(0, 300).c_str(),
                  !renew && TokenIsBad(status) ? "(etcd requires a user: etcd://USER@HOST:PORT/PREFIX)" : "");
   }
   StoreAnswer answer;
@@ -406,16 +408,17 @@ void EtcdClient::Impl::Done(CallWork* call, const grpc::Status& status) {
       if (status.ok()) token = call->user_answer.token();
       const Code code = CodeOf(status);
       if (!status.ok() && code == Code::kUnavailable) Leave(call->connection.get());
+      const std::string& endpoint = config.endpoints[call->connection->endpoint];
       for (CallWork* of : calls) {
         if (status.ok() && !stopping) {
           of->context.AddMetadata("token", token);
           Begin(of);
           continue;
         }
-        answers.emplace_back(of->id,
-                             Error(code == Code::kNotFound ? Code::kUnavailable : code, "%s, user %s: %s",
-                                   config.endpoints[call->connection->endpoint].c_str(), config.user.c_str(),
-                                   status.error_message().substr(0, 300).c_str()));
+        answers.emplace_back(
+            of->id,
+            Error(code == Code::kNotFound ? Code::kUnavailable : code, "%s, user %s: %s", endpoint.c_str(),
+                  config.user.c_str(), ExplainName(status.error_message(), endpoint).substr(0, 300).c_str()));
         Ended(of);
       }
     }

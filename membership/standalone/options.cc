@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "membership/standalone/options.h"
 
+#include <cstdlib>
+
 #include "membership/standalone/wire.h"
 
 namespace ropeteam {
@@ -21,6 +23,16 @@ constexpr int kConnectMaxMs = 500;
 static_assert(kFrameBytesMax < (1u << 30), "gRPC's limits are ints");
 
 }  // namespace
+
+void SetGrpcEnvironment() { setenv("GRPC_DNS_RESOLVER", "native", 0); }
+
+std::string ExplainName(const std::string& message, const std::string& address) {
+  // "DNS resolution failed for HOST:PORT: UNKNOWN: the C library's reason"
+  if (message.find("DNS resolution failed") == std::string::npos) return message;
+  const size_t colon = message.rfind(": ");
+  return "the name " + address.substr(0, address.rfind(':')) + " is not resolved" +
+         (colon != std::string::npos ? message.substr(colon) : "");
+}
 
 void SetServerOptions(grpc::ServerBuilder* builder) {
   builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kReapPingMs);

@@ -8,11 +8,19 @@
 #include <grpcpp/grpcpp.h>
 
 #include <memory>
+#include <string>
 
 #include "membership/credentials/credentials.h"
 #include "membership/standalone/acceptor.h"
 
 namespace ropeteam {
+
+// Makes gRPC resolve names as the C library does, unless GRPC_DNS_RESOLVER is set. Its own resolver, c-ares, waits for a
+// name server even if the name is in /etc/hosts. To be called once, before gRPC is used and before there is any thread.
+void SetGrpcEnvironment();
+
+// `message`, or, if it says that gRPC has not resolved the name of `address` (host:port), a sentence with that name.
+std::string ExplainName(const std::string& message, const std::string& address);
 
 void SetServerOptions(grpc::ServerBuilder* builder);
 // A server whose connections come from `acceptor` alone, which must be stopped before it. Null acceptor: it has only an

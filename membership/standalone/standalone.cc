@@ -237,7 +237,7 @@ std::string StandaloneMembership::JudgeEnd(TimeUs now, uint64_t attempt, const s
   kept_out_ = why.empty() ? 0 : kept_out_ + 1;
   if (kept_out_ >= kKeptOutMax && agent_->seen() == nullptr)
     Perform(agent_->Received(now, attempt, Refusal{Error(Code::kInvalidArgument, "%s", why.c_str())}));
-  return why.empty() ? reason : why;
+  return why.empty() ? ExplainName(reason, opened_) : why;
 }
 
 void StandaloneMembership::Perform(Agent::Outputs outputs) {
