@@ -42,7 +42,9 @@ static_assert(EngineConfig{}.quarantine_us >= kQuarantineMsMin * TimeUs{1000},
 // The only state that the signal handler may access. It runs on any thread, between any two instructions.
 std::atomic<int> g_signal_fd{-1};        // -1: not ready yet, a signal ends the process
 std::atomic<int64_t> g_signalled_at{0};  // nanoseconds of the monotonic clock; 0: not yet
-std::atomic<int> g_signal{0};            // the first one
+std::atomic<int> g_signal{0};            // the first one, until the loop takes it
+std::atomic<pid_t> g_supervisor{0};      // with --supervised: the parent
+std::atomic<pid_t> g_stranger{0};        // whose SIGTERM was ignored; 0: nothing to report
 // Launchers signal the process and then its group, or a parent forwards a signal that its child also
 // received. Signals within this time count as one.
 constexpr int64_t kSameSignalNs = 1'000'000'000;
@@ -51,7 +53,17 @@ constexpr const char* kThisProcess = "this-process:0";
 // In units of --dead-after-ms. The nodes of a job may start this far apart without any fault.
 constexpr TimeUs kTroubleNotedDeaths = 5;
 
-void OnSignal(int number) {
+void OnSignal(int number, siginfo_t* info, void*) {
+  const int saved = errno;
+  const uint64_t one = 1;
+  // The kernel's signal at the parent's death has the parent's pid, too.
+  const pid_t supervisor = g_supervisor.load();
+  if (number == SIGTERM && supervisor != 0 && info->si_pid != supervisor && getppid() == supervisor) {
+    g_stranger.store(info->si_pid);
+    if (g_signal_fd.load() >= 0) (void)!write(g_signal_fd.load(), &one, sizeof(one));
+    errno = saved;
+    return;
+  }
   timespec time{};
   clock_gettime(CLOCK_MONOTONIC, &time);
   const int64_t now = static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
@@ -63,18 +75,18 @@ void OnSignal(int number) {
     _exit(128 + number);
   }
   g_signal.store(number);
-  const int saved = errno;
-  const uint64_t one = 1;
   (void)!write(fd, &one, sizeof(one));
   errno = saved;
 }
 
-void InstallSignals() {
+void InstallSignals(bool supervised) {
+  if (supervised) g_supervisor = getppid();
   struct sigaction action {};
-  action.sa_handler = OnSignal;
-  action.sa_flags = SA_RESTART;
+  action.sa_sigaction = OnSignal;
+  action.sa_flags = SA_RESTART | SA_SIGINFO;
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGINT, &action, nullptr);
+  action.sa_flags = SA_RESTART;
   action.sa_handler = SIG_IGN;
   sigaction(SIGPIPE, &action, nullptr);  // the ready line's reader may be gone
   sigaction(SIGHUP, &action, nullptr);   // a closed terminal must not end the daemon
@@ -130,7 +142,7 @@ Result<uint16_t> TryPort(const std::string& address, uint16_t port) {
 }  // namespace
 
 Status Daemon::Run() {
-  InstallSignals();
+  InstallSignals(options_.supervised);
   RaiseDescriptorLimit();
   SetOfiEnvironment();  // before there is any other thread, like the next line
   SetGrpcEnvironment();
@@ -165,7 +177,12 @@ Status Daemon::Run() {
 }
 
 void Daemon::OnTermination() {
-  if (g_signal.load() == SIGTERM && options_.drain_on_term) return BeginDrain(0, "SIGTERM");
+  if (const pid_t stranger = g_stranger.exchange(0); stranger != 0)
+    LOG_INFO("ignoring the SIGTERM of process %d: ropeteam run ends this daemon after its command",
+             static_cast<int>(stranger));
+  const int number = g_signal.exchange(0);
+  if (number == 0) return;
+  if (number == SIGTERM && options_.drain_on_term) return BeginDrain(0, "SIGTERM");
   LOG_INFO("stopping, as a signal asked");
   if (drain_until_ != EventLoop::kNever && node_ != nullptr) return OnDrained(node_->EndDrain());
   loop_.Stop();

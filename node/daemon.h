@@ -27,7 +27,8 @@ class Daemon {
 
   // Runs until SIGTERM or SIGINT (ok), or until it cannot continue: start-up failed, the job refused this node, or a
   // restart of its own failed. A signal before the daemon is ready ends the process at once; so does one a second or
-  // more after the first signal. Once per process.
+  // more after the first signal. With --supervised, a SIGTERM counts only from the parent, or at its death: launchers
+  // signal all processes, and the ranks save once more then. Once per process.
   Status Run();
   // Run() returned because the job refused this node. An immediate restart would not help, or would harm another node.
   bool refused() const { return refused_; }

@@ -256,8 +256,11 @@ class Keeper {
     const pid_t before = etcd_;
     for (int left = milliseconds; left > 0 && etcd_ == before && !ending_; left -= kWaitStepMs) {
       const timespec step{0, kWaitStepMs * 1'000'000L};
-      const int number = sigtimedwait(&handled_, nullptr, &step);
-      if (number > 0 && number != SIGCHLD) ending_ = true;
+      siginfo_t info{};
+      const int number = sigtimedwait(&handled_, &info, &step);
+      // As the daemon: a launcher's SIGTERM to all processes must not end etcd before the command has ended.
+      const bool stranger = number == SIGTERM && info.si_pid != supervisor_ && getppid() == supervisor_;
+      if (number > 0 && number != SIGCHLD && !stranger) ending_ = true;
       if (etcd_ != 0 && waitpid(etcd_, nullptr, WNOHANG) == etcd_) etcd_ = 0;
     }
   }
@@ -276,6 +279,7 @@ class Keeper {
   const std::string name_;
   const std::string scheme_;
   const std::string peer_url_;
+  const pid_t supervisor_ = getppid();
   sigset_t handled_{};
   sigset_t original_{};
   pid_t etcd_ = 0;  // 0: not running

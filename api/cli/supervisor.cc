@@ -218,6 +218,7 @@ void Supervisor::OnSignal(const siginfo_t& info) {
     ending_signal_ = info.si_signo;
     return;
   }
+  terminated_ = terminated_ || info.si_signo == SIGTERM;
   // The terminal sends Ctrl-C to the whole foreground group, so COMMAND has received it already.
   if (info.si_code == SI_KERNEL) return;
   kill(command_, info.si_signo);
@@ -299,8 +300,9 @@ int Supervisor::RunCommand(const std::map<std::string, std::string>& environment
 
 void Supervisor::StopDaemon() {
   if (daemon_ == 0) return;
-  // A finished job has nothing to save, so it gets SIGINT, which never drains.
-  const bool job_is_done = command_ != 0 && command_ended_ && command_status_ == 0;
+  // A finished job has nothing to save, so it gets SIGINT, which never drains. A command that was told to end may have
+  // saved and ended with 0.
+  const bool job_is_done = command_ != 0 && command_ended_ && command_status_ == 0 && !terminated_;
   command_ended_ = true;  // no restarts from here on
   kill(daemon_, job_is_done ? SIGINT : SIGTERM);
   const uint64_t begun = NowUs();

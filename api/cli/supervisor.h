@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Two children: ropeteamd, kept alive for as long as the command lives, and killed when it hangs; and the command, whose
-// end is the end. Signals go to the command. Should this process be killed, both children get SIGTERM from the kernel.
+// end is the end. Signals go to the command. The daemon ignores a SIGTERM that does not come from this process: it must
+// stay while the command ends, also if a launcher signals all processes. Should this process be killed, both children get
+// SIGTERM from the kernel.
 //
 // One thread; Linux only (pdeathsig, signal information).
 
@@ -82,6 +84,7 @@ class Supervisor {
   int command_status_ = 0;
   int daemon_exit_code_ = 0;
   int ending_signal_ = 0;
+  bool terminated_ = false;  // the command was told to end
   std::string socket_;
   client::UniqueFd said_;  // the daemon's lines come from here
   std::string unfinished_;

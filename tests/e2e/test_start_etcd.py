@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -88,6 +89,15 @@ def job() -> Iterator[Job]:
     shutil.rmtree(made.folder, ignore_errors=True)
 
 
+def child(pid: int, name: str) -> int:
+    """The process id of the child of this name; 0: there is none."""
+    for each in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if pathlib.Path(f"/proc/{each}/comm").read_text().strip() == name:
+                return int(each)
+    return 0
+
+
 def open_ranks(job) -> list[ropeteam.Client]:
     return [
         ropeteam.open(node.socket, rank=node.ordinal, world_size=MEMBERS, incarnation_token="run")
@@ -132,6 +142,14 @@ def test_the_jobs_own_etcd_outlives_a_node_and_takes_its_replacement_in(job):
         lambda: {each.get("name"): each.get("clientURLs") for each in job.nodes[1].etcd()} == wanted,
         "etcd's new member has started in the place of the lost one",
     )
+
+    # A launcher signals all processes of a node: its member of etcd is there again, while the command runs.
+    keeper = child(job.nodes[1].process.pid, ROPETEAM.name)
+    member = child(keeper, "etcd")
+    for pid in (keeper, member):
+        os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: child(keeper, "etcd") not in (0, member), "etcd to be started again")
+    job.wait()
 
     for node in job.nodes:  # a clean end removes all data
         node.process.terminate()

@@ -346,6 +346,30 @@ TEST_F(Programs, NeitherDaemonNorCommandOutlivesARunThatWasKilled) {
   EXPECT_TRUE(Eventually([&] { return !IsAlive(daemon) && !IsAlive(command); }));
 }
 
+TEST_F(Programs, UnderRunADaemonIgnoresTheSigtermOfOthers) {
+  const auto run =
+      Start(RunArguments({"--quiet"}, "trap 'exit 0' TERM; echo up; while :; do sleep 0.01; done"));
+  ASSERT_TRUE(Eventually([&] { return run->Out() == "up\n"; })) << run->Err();
+  const pid_t daemon = Daemon().at("pid").get<pid_t>();
+  kill(daemon, SIGTERM);
+  const std::string told = "ignoring the SIGTERM of process " + std::to_string(getpid());
+  ASSERT_TRUE(Eventually([&] {
+    std::ifstream log(directory_ + "/daemon.log");
+    return std::string(std::istreambuf_iterator<char>(log), {}).find(told) != std::string::npos;
+  }));
+  Save(3, 2'000'000);
+  EXPECT_EQ(Daemon().at("pid").get<pid_t>(), daemon);
+  // A person can still end it.
+  kill(daemon, SIGINT);
+  ASSERT_TRUE(Eventually([&] {
+    const Json now = Daemon();
+    return now.is_object() && now.at("pid") != daemon;
+  })) << run->Err();
+  EXPECT_THAT(run->Err(), HasSubstr("ropeteamd ended with exit code 0, starting it again"));
+  run->Signal(SIGTERM);
+  EXPECT_EQ(run->Wait(), 0);
+}
+
 TEST_F(Programs, RunWithADaemonThatRefusesSaysWhy) {
   const auto run = Start(RunArguments({"--quiet", "--replicas=3"}, "true"));
   EXPECT_EQ(run->Wait(), 2);
