@@ -64,6 +64,17 @@ def samples(target: str) -> dict[tuple, float]:
     return found
 
 
+def test_metrics_are_served_at_an_ipv6_address(cluster):
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 on loopback")
+        target = f"[::1]:{probe.getsockname()[1]}"
+    cluster(1, options=["--metrics", target])
+    assert "ropeteam_event_loop_answered 1" in text_of(target)
+
+
 def test_a_save_is_counted_on_both_nodes(cluster):
     nodes, targets = with_metrics(cluster, 2)
     with nodes[0].open(0, 1) as rope:
