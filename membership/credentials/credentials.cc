@@ -111,7 +111,7 @@ std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(const Credentials
   return credentials != nullptr ? credentials->channel() : grpc::InsecureChannelCredentials();
 }
 
-std::string ExplainEnd(const std::string& message, const std::string& address,
+std::string ExplainEnd(const std::string& message, const std::string& address, const std::string& job,
                        const Credentials* credentials) {
   const std::string at = "the coordinator at " + address;
   if (credentials != nullptr) {
@@ -121,8 +121,10 @@ std::string ExplainEnd(const std::string& message, const std::string& address,
       return credentials->is_of_files()
                  ? at + " has no certificate that --tls-ca signed, or does not accept this node's " +
                        credentials->description()
-                 : at + " has another job key than this node: give the job's --job-key-file (here: " +
-                       credentials->description() + ")";
+                 : at +
+                       " is of another job or has another job key: check --job and --job-key-file (here: "
+                       "job " +
+                       job + ", " + credentials->description() + ")";
     return "";
   }
   if (HasAny(message,

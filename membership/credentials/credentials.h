@@ -71,10 +71,11 @@ class Credentials {
 std::shared_ptr<grpc::ServerCredentials> ServerCredentialsOf(const Credentials* credentials);
 std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsOf(const Credentials* credentials);
 
-// A sentence for a node whose connection to the coordinator at `address` ended because the two have different keys;
-// empty if it ended for another reason. `message` is gRPC's. If this node has no key, the sentence is a guess, because
+// A sentence for a node of `job` whose connection to the coordinator at `address` ended because the two have different
+// keys; empty if it ended for another reason. Keys are derived from the job key and the job's name, so the ends cannot
+// tell which of the two differs. `message` is gRPC's. If this node has no key, the sentence is a guess, because
 // the other end only closes the connection.
-std::string ExplainEnd(const std::string& message, const std::string& address,
+std::string ExplainEnd(const std::string& message, const std::string& address, const std::string& job,
                        const Credentials* credentials);
 
 }  // namespace ropeteam

@@ -233,7 +233,7 @@ void StandaloneMembership::OnDone(std::shared_ptr<NodeStream> stream, const std:
 // Replaces gRPC's reason if the keys differ. Then a node that was never in a view is refused for good, because it would
 // try for ever. A node that was in a view continues, because the coordinator may be restarted with the right key.
 std::string StandaloneMembership::JudgeEnd(TimeUs now, uint64_t attempt, const std::string& reason) {
-  const std::string why = ExplainEnd(reason, opened_, config_.credentials.get());
+  const std::string why = ExplainEnd(reason, opened_, config_.job, config_.credentials.get());
   kept_out_ = why.empty() ? 0 : kept_out_ + 1;
   if (kept_out_ >= kKeptOutMax && agent_->seen() == nullptr)
     Perform(agent_->Received(now, attempt, Refusal{Error(Code::kInvalidArgument, "%s", why.c_str())}));

@@ -30,16 +30,18 @@ def place() -> Iterator[pathlib.Path]:
     shutil.rmtree(directory)
 
 
-def daemon(place: pathlib.Path, *options: str) -> list[str]:
-    return [str(ROPETEAMD), "--job", "test", "--memory", "16M", "--arena-path", str(place)] + [
+def daemon(place: pathlib.Path, *options: str, job: str = "test") -> list[str]:
+    return [str(ROPETEAMD), "--job", job, "--memory", "16M", "--arena-path", str(place)] + [
         *("--socket", str(place / "i.sock")),
         *options,
     ]
 
 
-def intrude(nodes: Cluster, place: pathlib.Path, *options: str, before: tuple[str, ...] = (), **env: str) -> str:
+def intrude(
+    nodes: Cluster, place: pathlib.Path, *options: str, before: tuple[str, ...] = (), job: str = "test", **env: str
+) -> str:
     """A daemon claims to be node 1, which is running. It must be refused with exit code 3; returns its output."""
-    own = daemon(place, "--node", "node-1", "--ordinal", "1", "--nodes", "2", "--no-embed-coordinator")
+    own = daemon(place, "--node", "node-1", "--ordinal", "1", "--nodes", "2", "--no-embed-coordinator", job=job)
     own += ["--coordinator", nodes.coordinator, "--listen", "127.0.0.9", "--log-level", "debug", *options]
     done = subprocess.run(
         [*before, *own], env=environment(**env), capture_output=True, text=True, timeout=WAIT_S, check=False
@@ -64,8 +66,13 @@ def test_an_intruder_is_refused_in_words_and_disturbs_nobody(cluster, place):
     nodes = cluster(2)
     before = views(nodes)
     said = intrude(nodes, place, ROPETEAM_JOB_KEY=OTHER_KEY)
-    assert f"the coordinator at {nodes.coordinator} has another job key than this node" in said
+    assert f"the coordinator at {nodes.coordinator} is of another job or has another job key" in said
     assert OTHER_KEY not in said
+    check_undisturbed(nodes, before, said)
+    # The same key, but the name of another job: the message has the name.
+    said = intrude(nodes, place, job="tset")
+    assert f"the coordinator at {nodes.coordinator} is of another job or has another job key" in said
+    assert "check --job and --job-key-file (here: job tset, job key " in said
     check_undisturbed(nodes, before, said)
     said = intrude(nodes, place, "--insecure")
     assert "it may want the job's key (--job-key-file)" in said
@@ -95,7 +102,7 @@ def test_another_user_of_the_host_is_an_intruder_without_any_option(cluster, pla
     own.mkdir()
     os.chown(own, 65534, 65534)
     said = intrude(nodes, place, before=nobody, XDG_RUNTIME_DIR=str(own))
-    assert "has another job key than this node" in said
+    assert "is of another job or has another job key" in said
     check_undisturbed(nodes, before, said)
 
 
@@ -313,5 +320,5 @@ def test_certificates_in_place_of_a_key(cluster, place, tmp_path):
     assert shown.startswith("mutual TLS, certificate of train expires 20")
     before = views(nodes)
     said = intrude(nodes, place)  # it has the default key of this machine and user
-    assert f"the coordinator at {nodes.coordinator} has another job key than this node" in said
+    assert f"the coordinator at {nodes.coordinator} is of another job or has another job key" in said
     check_undisturbed(nodes, before, said)

@@ -225,7 +225,7 @@ TEST_F(CoordinatorWithKey, TellsAMemberWithoutItWhyAndDisturbsNobody) {
   const auto other_key = Start("b", 3, CredentialsForTest('9'));
   ASSERT_TRUE(other_key->WaitForRefusal(&status));
   EXPECT_EQ(status.code(), Code::kInvalidArgument);
-  EXPECT_THAT(status.message(), HasSubstr("has another job key than this node"));
+  EXPECT_THAT(status.message(), HasSubstr("is of another job or has another job key"));
   const auto in_clear = Start("b", 4, nullptr);
   ASSERT_TRUE(in_clear->WaitForRefusal(&status));
   EXPECT_THAT(status.message(), HasSubstr("it may want the job's key (--job-key-file)"));
@@ -473,8 +473,8 @@ TEST_F(TlsFilesTest, TheMemoryFilesOutliveTheirOwnerAndAreUsedAgain) {
 }
 
 TEST(ExplainEnd, SaysNothingOfOtherEnds) {
-  EXPECT_EQ(ExplainEnd("failed to connect to all addresses: Connection refused", "h:1", nullptr), "");
-  EXPECT_EQ(ExplainEnd("Socket closed", "h:1", CredentialsForTest('1').get()), "");
+  EXPECT_EQ(ExplainEnd("failed to connect to all addresses: Connection refused", "h:1", "t", nullptr), "");
+  EXPECT_EQ(ExplainEnd("Socket closed", "h:1", "t", CredentialsForTest('1').get()), "");
 }
 
 }  // namespace
