@@ -21,7 +21,7 @@ namespace ropeteam::storage {
 //
 // Reads configuration and credentials from the environment and the files that it names; no connection is made and
 // nothing is written. kInvalidArgument: an unknown scheme, no bucket, a file where a directory should be, a parameter
-// that is not known; kUnsupported: this build has no such sink. The message names the URL and what is wrong.
+// that is not known; kNotFound: no such directory; kUnsupported: this build has no such sink. The message names the URL and what is wrong.
 // `file_mode` is for a directory: the mode of new files, less the process's umask.
 Result<std::unique_ptr<Sink>> OpenSink(const std::string& url, mode_t file_mode = kFileModeDefault);
 

@@ -192,10 +192,10 @@ class MemoryExport {
 }  // namespace
 
 Status ExportFromMemory(const StorageOptions& options) {
-  Result<StoragePlace> to = OpenStorage(options.destination, options.timeout);
-  if (!to.ok()) return to.status();
   Result<DaemonArena> daemon = OpenDaemonArena(options);
   if (!daemon.ok()) return daemon.status();
+  Result<StoragePlace> to = OpenDestination(options.destination, options.timeout);
+  if (!to.ok()) return to.status();
   return MemoryExport(options, std::move(*daemon), std::move(*to)).Run();
 }
 

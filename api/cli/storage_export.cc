@@ -19,8 +19,9 @@ namespace {
 constexpr char kHelp[] =
     "ropeteam export STEP|latest DIR|URL [--storage URL]: copies a step, from the memory of a running job or "
     "from storage,\n"
-    "to a directory, which must be there, or to another URL. It then lies in DIR/JOB/step-…/, as if the job "
-    "had "
+    "to a directory, which is made if it is missing, or to another URL. It then lies in DIR/JOB/step-…/, as "
+    "if "
+    "the job had "
     "persisted it\n"
     "there, so that DIR is storage like any other. Every byte is checked on the way, and the manifest is "
     "written "
@@ -30,7 +31,7 @@ constexpr char kHelp[] =
     "node's arena.\n"
     "With --format hf it becomes a directory that Hugging Face's from_pretrained opens: whole tensors out of "
     "all ranks'\n"
-    "parts, the configuration and the tokenizer. DIR is then made, or must be empty.\n"
+    "parts, the configuration and the tokenizer. DIR must be empty, or missing.\n"
     "  --model NAME       of a step with several models: this one [all that was saved below model/]\n"
     "  --config PATH      config.json, or a directory with it and other small files; they replace the "
     "step's\n"
@@ -153,10 +154,10 @@ class StepExport {
 Status Export(const StorageOptions& options) {
   const Result<StoragePlace> from = OpenStorage(options.url, options.timeout);
   if (!from.ok()) return from.status();
-  const Result<StoragePlace> to = OpenStorage(options.destination, options.timeout);
-  if (!to.ok()) return to.status();
   const Result<ChosenStep> step = FindStep(*from, options.job, options.step);
   if (!step.ok()) return step.status();
+  const Result<StoragePlace> to = OpenDestination(options.destination, options.timeout);
+  if (!to.ok()) return to.status();
   return StepExport(*from, *to, step->job, step->name).Run();
 }
 

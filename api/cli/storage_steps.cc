@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/cli/storage_steps.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <tuple>
 #include <unordered_set>
@@ -10,6 +13,7 @@
 #include "core/base/check.h"
 #include "storage/sinks.h"
 #include "storage/steps/damaged.h"
+#include "storage/url.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -39,6 +43,15 @@ Result<StoragePlace> OpenStorage(const std::string& url, std::chrono::seconds ti
   Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(url);
   if (!sink.ok()) return sink.status();
   return StoragePlace{std::move(*sink), url, timeout};
+}
+
+Result<StoragePlace> OpenDestination(const std::string& url, std::chrono::seconds timeout) {
+  Result<StoragePlace> place = OpenStorage(url, timeout);
+  const Result<storage::Url> parsed = storage::ParseUrl(url);
+  if (place.status().code() != Code::kNotFound || !parsed.ok()) return place;
+  if (mkdir(parsed->path.c_str(), 0777) != 0 && errno != EEXIST)
+    return ErrnoError(errno, "mkdir %s", parsed->path.c_str());
+  return OpenStorage(url, timeout);
 }
 
 Result<std::string> ChooseJob(const StoragePlace& place, const std::string& given) {

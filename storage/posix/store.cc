@@ -65,7 +65,7 @@ Status Store::Open() {
   if (!fd.ok()) {
     const int error = errno;
     if (error == ENOENT)
-      return Error(Code::kInvalidArgument, "storage directory %s is not there; make it first", root_.c_str());
+      return Error(Code::kNotFound, "storage directory %s is not there; make it first", root_.c_str());
     if (error == ENOTDIR)
       return Error(Code::kInvalidArgument, "storage directory %s is not a directory", root_.c_str());
     return Refused(error, "open", root_);
