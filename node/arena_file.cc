@@ -277,6 +277,13 @@ Status ArenaFile::Size() {
   return OkStatus();
 }
 
+void ArenaFile::Remove() {
+  if (unlink(path_.c_str()) == 0)
+    LOG_INFO("arena %s removed, nothing was in it", path_.c_str());
+  else
+    LOG_WARNING("%s", ErrnoError(errno, "remove arena %s", path_.c_str()).message().c_str());
+}
+
 Status ArenaFile::Renew() {
   const std::span<std::byte> before = memory_;
   ROPETEAM_RETURN_IF_ERROR(Map());

@@ -58,6 +58,11 @@ class ArenaFile {
   // in use meanwhile. Errors: kIo, kNoSpace; then the arena is unusable, and its file is unchanged.
   Status Renew();
 
+  // Whether Open() has found no contents, so that what is there is this daemon's own.
+  bool fresh() const { return fresh_; }
+  // Removes the file. Its memory is free once nobody maps it.
+  void Remove();
+
   std::span<std::byte> memory() { return memory_; }
   const std::string& path() const { return path_; }
   // For ranks: a separate open file description. The lock belongs to a description, and would outlive the daemon with

@@ -169,7 +169,10 @@ Status Daemon::Run() {
   // The leave message returns the lease. Nothing may be started under the lease after that.
   if (node_ != nullptr) node_->OnLease(0);
   if (membership_ != nullptr) membership_->Stop();
+  // A refused node may be started elsewhere, or never again: it must not keep memory that holds nothing.
+  const bool unused = refused_ && !joined_ && arena_->fresh() && node_ != nullptr && node_->HoldsNothing();
   EndNode();
+  if (unused) arena_->Remove();
   metrics_.reset();  // after the leave message, because a slow reader may delay it
   if (!started.ok()) return started;
   if (end_.ok()) LOG_INFO("stopped, arena %s stays", arena_->path().c_str());
@@ -220,6 +223,8 @@ Status Daemon::Start() {
   // These options are checked early, because faulting memory in takes minutes.
   if (!options_.storage.empty()) {
     const Result<std::unique_ptr<storage::Sink>> sink = storage::OpenSink(options_.storage);
+    // A directory may be made, or mounted, before the next start.
+    misused_ = sink.status().code() == Code::kInvalidArgument || sink.status().code() == Code::kUnsupported;
     if (!sink.ok()) return sink.status();
   }
   if (!options_.audit_log.empty()) {
@@ -230,6 +235,7 @@ Status Daemon::Start() {
   if (!options_.restore_from.empty()) {
     // Only parsed: the place itself may be gone once the job has steps of its own.
     const Result<storage::StepSource> source = storage::ParseStepSource(options_.restore_from);
+    misused_ = !source.ok();
     if (!source.ok())
       return Error(Code::kInvalidArgument, "--restore-from: %s", source.status().message().c_str());
   }

@@ -36,6 +36,8 @@ class Daemon {
   int drained() const { return drained_; }
   // Run() returned because no coordinator has answered within --join-timeout.
   bool alone() const { return alone_; }
+  // Run() returned because an option that only the start can check is wrong.
+  bool misused() const { return misused_; }
   // Run() returned, but a thread hangs in storage and still uses parts of this Daemon: end the process with _exit().
   bool hangs() const { return hangs_; }
 
@@ -72,6 +74,7 @@ class Daemon {
   Status end_;  // the reason why Run() returns
   bool refused_ = false;
   bool alone_ = false;
+  bool misused_ = false;
   bool joined_ = false;  // a view had this node in it
   bool trouble_noted_ = false;
   TimeUs joining_since_ = 0;

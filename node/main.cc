@@ -19,6 +19,7 @@
 namespace {
 // One malloc arena per gRPC thread would hold megabytes that are never used again.
 constexpr int kMallocArenas = 2;
+constexpr int kExitUsage = 2;
 constexpr int kExitRefused = 3;  // `ropeteam run` does not restart it then
 constexpr int kExitAlone = 4;
 }  // namespace
@@ -31,7 +32,7 @@ int main(int argc, char** argv) {
       ropeteam::ParseOptions(argc, argv, ropeteam::TakeSecrets(), &options, &print);
   if (!parsed.ok()) {
     std::fprintf(stderr, "ropeteamd: %s\n", parsed.message().c_str());
-    return 2;
+    return kExitUsage;
   }
   if (!print.empty()) {
     std::fputs(print.c_str(), stdout);
@@ -54,7 +55,7 @@ int main(int argc, char** argv) {
     LOG_ERROR("%s", ended.ToString().c_str());
     // The log may go to a file, so the program that started the daemon gets the reason on stderr too.
     if (!options.log_file.empty()) std::fprintf(stderr, "ropeteamd: %s\n", ended.ToString().c_str());
-    code = daemon.refused() ? kExitRefused : daemon.alone() ? kExitAlone : 1;
+    code = daemon.refused() ? kExitRefused : daemon.alone() ? kExitAlone : daemon.misused() ? kExitUsage : 1;
   }
   if (daemon.hangs()) _exit(code);  // the log is flushed after each line
   return code;

@@ -82,6 +82,8 @@ class Node {
   const Member& self() const { return self_; }
   // The highest epoch known from the arena; for MembershipConfig.
   Epoch epoch_known() const;
+  // No shard is sealed in the arena.
+  bool HoldsNothing() const { return store_->shards().empty(); }
   std::string transport_name() const { return data_->transport_name(); }
   std::string Describe() const;  // "socket PATH control HOST:PORT data DESCRIPTION"
 

@@ -703,6 +703,10 @@ Status ParseOptions(int argc, const char* const* argv, const Secrets& secrets, O
         "--config \"%.200s\" has a line that is no option of ropeteamd (ropeteamd --help lists them): %s",
         app.get_config_ptr()->as<std::string>().c_str(), Printable(error.what()).c_str());
   } catch (const CLI::ParseError& error) {
+    for (const CLI::Option* option : app.get_options())
+      if (option->get_items_expected_max() == 1 && option->count() > 1)
+        return Error(Code::kInvalidArgument, "%s is given twice (ropeteamd --help lists the options)",
+                     option->get_name().c_str());
     return Error(Code::kInvalidArgument, "%s (ropeteamd --help lists the options)", error.what());
   }
   if (texts.version) {

@@ -39,6 +39,7 @@ bool LooksLikeSeconds(const std::string& text) { return !text.empty() && text[0]
 
 Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Takes takes) {
   AskOptions options;
+  GivenOnce given;
   for (size_t i = 0; i < arguments.size(); ++i) {
     std::string argument = arguments[i];
     std::string value;
@@ -59,6 +60,7 @@ Result<AskOptions> ParseAskOptions(const std::vector<std::string>& arguments, Ta
     // An unset shell variable must not select a different daemon than the intended one.
     if (wants_value && value.empty())
       return Error(Code::kInvalidArgument, "%s has no value", argument.c_str());
+    if (wants_value) ROPETEAM_RETURN_IF_ERROR(given.Add(argument));
     if (argument == "--socket") {
       options.socket.path = value;
     } else if (argument == "--job") {

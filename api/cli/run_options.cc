@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "api/cli/launcher.h"
+#include "api/cli/text.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -104,6 +105,7 @@ const char kRunHelp[] =
 
 Result<RunOptions> ParseRunOptions(const std::vector<std::string>& arguments) {
   RunOptions options;
+  GivenOnce given;
   size_t i = 0;
   for (; i < arguments.size() && arguments[i] != "--"; ++i) {
     const std::string& argument = arguments[i];
@@ -127,6 +129,7 @@ Result<RunOptions> ParseRunOptions(const std::vector<std::string>& arguments) {
       } else {
         return Error(Code::kInvalidArgument, "--%s has no value", name.c_str());
       }
+      ROPETEAM_RETURN_IF_ERROR(given.Add("--" + name));
       ROPETEAM_RETURN_IF_ERROR(SetValue(name, value, &options));
     } else if (equals != std::string::npos || !SetFlag(name, &options)) {
       return Error(Code::kInvalidArgument, "%.80s is no option of ropeteam run or ropeteamd",

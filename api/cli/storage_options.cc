@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "api/client/local_protocol.h"
+#include "api/cli/text.h"
 #include "core/base/sizes.h"
 #include "storage/sink.h"
 #include "storage/steps/steps.h"
@@ -242,6 +243,7 @@ Status CheckWhole(const std::vector<std::string>& words, StorageCommand command,
 Result<StorageOptions> ParseStorageOptions(const std::vector<std::string>& arguments,
                                            StorageCommand command) {
   StorageOptions options;
+  GivenOnce given;
   std::vector<std::string> words;
   for (size_t i = 0; i < arguments.size(); ++i) {
     std::string argument = arguments[i];
@@ -267,6 +269,7 @@ Result<StorageOptions> ParseStorageOptions(const std::vector<std::string>& argum
     const Result<bool> taken = TakeValue(argument, value, command, &options);
     if (!taken.ok()) return taken.status();
     if (!*taken) return Error(Code::kInvalidArgument, "%.80s was not expected", argument.c_str());
+    ROPETEAM_RETURN_IF_ERROR(given.Add(argument));
   }
   ROPETEAM_RETURN_IF_ERROR(CheckWhole(words, command, &options));
   return options;

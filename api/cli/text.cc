@@ -40,6 +40,11 @@ std::string Table::Render() const {
   return text;
 }
 
+Status GivenOnce::Add(const std::string& option) {
+  if (given_.insert(option).second) return OkStatus();
+  return Error(Code::kInvalidArgument, "%.80s is given twice", option.c_str());
+}
+
 bool DoneWithOptions(const char* command, const Status& parsed, bool wants_help, const std::string& help,
                      int* code) {
   if (!parsed.ok()) {

@@ -5,6 +5,7 @@
 #ifndef ROPETEAM_API_CLI_TEXT_H_
 #define ROPETEAM_API_CLI_TEXT_H_
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,15 @@ class Table {
  private:
   std::vector<bool> left_;
   std::vector<std::vector<std::string>> rows_;
+};
+
+// The names of options that take a value. A second value is refused, since one of the two would be lost.
+class GivenOnce {
+ public:
+  Status Add(const std::string& option);  // "--job"
+
+ private:
+  std::set<std::string> given_;
 };
 
 // Prints the error of the arguments or, if `wants_help`, the help; true when that was all. Sets the exit code.

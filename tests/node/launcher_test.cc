@@ -221,6 +221,8 @@ TEST(RunOptions, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(ParseRunOptions({"--job", "--", "x"}).status().message(), HasSubstr("--job has no value"));
   EXPECT_THAT(ParseRunOptions({"--job=j"}).status().message(), HasSubstr("no command"));
   EXPECT_THAT(ParseRunOptions({"--job=j", "--"}).status().message(), HasSubstr("no command"));
+  EXPECT_EQ(ParseRunOptions({"--job=j", "--memory", "1G", "--job", "k", "--", "x"}).status().message(),
+            "--job is given twice");
   EXPECT_THAT(ParseRunOptions({"--quiet=yes", "--", "x"}).status().message(), HasSubstr("--quiet"));
   EXPECT_THAT(ParseRunOptions({"--ready-timeout=0", "--", "x"}).status().message(),
               HasSubstr("--ready-timeout"));

@@ -218,6 +218,17 @@ TEST_F(Programs, BadOptionsEndTheDaemonWithTwo) {
   const auto daemon = Start({ROPETEAMD_PATH, "--job=t", "--memory=nonsense"});
   EXPECT_EQ(daemon->Wait(), 2);
   EXPECT_THAT(daemon->Err(), HasSubstr("nonsense"));
+  const auto twice = Start({ROPETEAMD_PATH, "--job=t", "--memory=8M", "--job=u"});
+  EXPECT_EQ(twice->Wait(), 2);
+  EXPECT_EQ(twice->Err(), "ropeteamd: --job is given twice (ropeteamd --help lists the options)\n");
+  for (const char* url : {"s4://bucket/prefix", "s3://", "s3://bucket?color=red"}) {
+    const auto storage = Start({ROPETEAMD_PATH, "--job=t", "--arena-path=" + directory_, "--storage", url});
+    EXPECT_EQ(storage->Wait(), 2) << url;
+    EXPECT_THAT(storage->Err(), HasSubstr("storage URL " + std::string(url, 5)));
+  }
+  const auto absent =
+      Start({ROPETEAMD_PATH, "--job=t", "--arena-path=" + directory_, "--storage=" + directory_ + "/absent"});
+  EXPECT_EQ(absent->Wait(), 1) << "it may be mounted later";
 }
 
 TEST_F(Programs, ASecondDaemonOfTheSameNodeIsRefused) {
@@ -283,6 +294,40 @@ TEST_F(Programs, ADaemonWhoseNameAnotherHasTakenEndsWithThree) {
   EXPECT_THAT(first->Err(), HasSubstr("refused"));
   EXPECT_TRUE(Eventually([&] { return second->Err().find("members 2") != std::string::npos; }))
       << second->Err();
+}
+
+TEST_F(Programs, ARefusedDaemonRemovesTheArenaThatItMade) {
+  const std::string coordinator = "--coordinator=127.0.0.1:" + std::to_string(FreePort());
+  const auto arguments = [&](const std::string& ordinal, const std::string& chunk) {
+    return std::vector<std::string>{ROPETEAMD_PATH,
+                                    "--job=t",
+                                    "--memory=8M",
+                                    "--chunk-size=" + chunk,
+                                    "--nodes=2",
+                                    coordinator,
+                                    "--ordinal=" + ordinal,
+                                    "--arena-path=" + directory_,
+                                    "--socket=" + directory_ + "/" + ordinal + ".sock"};
+  };
+  const std::string arena = directory_ + "/ropeteam-t-node-1.arena";
+  const auto leader = Start(arguments("0", "1M"));
+  ASSERT_TRUE(Eventually([&] { return leader->Err().find("members 1") != std::string::npos; }))
+      << leader->Err();
+  const auto refused = Start(arguments("1", "2M"));
+  EXPECT_EQ(refused->Wait(), 3);
+  EXPECT_THAT(refused->Err(), HasSubstr("arena " + arena + " removed"));
+  EXPECT_FALSE(std::filesystem::exists(arena));
+  // An arena that was there before stays, whatever is in it.
+  auto alone = arguments("1", "2M");
+  alone[4] = "--nodes=1";
+  alone.erase(alone.begin() + 5, alone.begin() + 7);
+  alone.push_back("--node=node-1");
+  const auto before = Start(alone);
+  ASSERT_TRUE(Eventually([&] { return before->Out().find("ready") != std::string::npos; })) << before->Err();
+  before->Signal(SIGTERM);
+  EXPECT_EQ(before->Wait(), 0);
+  EXPECT_EQ(Start(arguments("1", "2M"))->Wait(), 3);
+  EXPECT_TRUE(std::filesystem::exists(arena));
 }
 
 TEST_F(Programs, RunGivesTheCommandItsEnvironmentAndTakesItsExitCode) {
@@ -396,6 +441,12 @@ TEST_F(Programs, StatusTellsAPersonAndAProgram) {
 }
 
 TEST_F(Programs, WithoutADaemonTheCommandLineSaysSo) {
+  for (const auto& twice : std::vector<std::vector<std::string>>{{"status", "--timeout=1", "--timeout", "2"},
+                                                                 {"verify", "/s", "--job=a", "--job=b"}}) {
+    const auto ask = Start({ROPETEAM_PATH, twice[0], twice[1], twice[2], twice[3]});
+    EXPECT_EQ(ask->Wait(), 2);
+    EXPECT_THAT(ask->Err(), HasSubstr("is given twice"));
+  }
   for (const char* command : {"status", "ls", "verify"}) {
     const auto ask = Ask({command});
     EXPECT_EQ(ask->Wait(), 1);
