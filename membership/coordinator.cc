@@ -63,8 +63,11 @@ Coordinator::Outputs Coordinator::Received(TimeUs now, ConnectionId connection, 
   }
   const auto bound = connections_.find(connection);
   if (bound == connections_.end() || bound->second.node == kNoNode) {
+    const bool claims = std::any_of(claims_.begin(), claims_.end(), [connection](const auto& entry) {
+      return entry.second.connection == connection;
+    });
     // An unknown connection, perhaps from before a restart: the node must register first.
-    Drop(connection);
+    if (!claims || std::holds_alternative<LeaveMessage>(message)) Drop(connection);
     return End();
   }
   Record* record = &records_.at(bound->second.node);
@@ -75,6 +78,7 @@ Coordinator::Outputs Coordinator::Received(TimeUs now, ConnectionId connection, 
     if (record->probe_until != 0 && answer->nonce == record->nonce) {
       record->probe_until = 0;
       LOG_INFO("membership probe answered, node %s stays", record->member.name.c_str());
+      RefuseClaim(*record);
     }
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
     OnSuspicion(*record, *suspicion);
@@ -187,6 +191,7 @@ void Coordinator::MoveDeadlines(TimeUs by, TimeUs now) {
 
 Coordinator::Outputs Coordinator::End() {
   if (now_ >= scan_at_) Scan();
+  if (!claims_.empty()) GrantClaims();
   if (std::exchange(judge_leader_, false)) JudgeLeader();
   if (holding_ && IsConfirmed() && (now_ >= hold_until_ || HoldMayEnd())) EndHold();
   if (!leases_open_ && !holding_ && now_ >= predecessor_until_) OpenLeases();
@@ -228,6 +233,7 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   if (const auto found = records_.find(member.id); found != records_.end())
     return RegisterAgain(&found->second, connection, registration);
   if (Status status = CheckInstance(registration); !status.ok()) return Refuse(connection, status);
+  if (Record* holder = HolderOf(member); holder != nullptr) return Wait(holder, connection, registration);
 
   const size_t others = records_.size() - names_.count(member.name);
   if (others >= kNodesMax)
@@ -254,6 +260,54 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   placed->attempt = registration.attempt;
   Bind(placed, connection);
   Learn(registration);
+}
+
+Coordinator::Record* Coordinator::HolderOf(const Member& registrant) {
+  if (holding_) return nullptr;
+  const auto named = names_.find(registrant.name);
+  if (named == names_.end()) return nullptr;
+  Record& record = records_.at(named->second);
+  return record.connection != kNoConnection ? &record : nullptr;
+}
+
+void Coordinator::Wait(Record* holder, ConnectionId connection, const Registration& registration) {
+  const auto [claim, first] = claims_.try_emplace(registration.member.name);
+  if (!first && claim->second.connection != connection) {
+    const bool same = claim->second.registration.member.id == registration.member.id;
+    if (same && registration.attempt < claim->second.registration.attempt) return Drop(connection);
+    if (same) {
+      Drop(claim->second.connection);
+    } else {
+      RefuseClaim(*holder);
+    }
+  }
+  claims_[registration.member.name] = {connection, registration};
+  StartProbe(holder, "another instance has come under its name");
+}
+
+void Coordinator::RefuseClaim(const Record& holder) {
+  const auto claim = claims_.find(holder.member.name);
+  if (claim == claims_.end()) return;
+  Refuse(claim->second.connection,
+         Error(Code::kAlreadyExists,
+               "node %s is in the job as instance %016llx at %s, which answers: end that daemon, or give "
+               "this one another --node",
+               holder.member.name.c_str(), Ull(holder.member.id), holder.member.control_address.c_str()));
+  claims_.erase(claim);
+}
+
+void Coordinator::GrantClaims() {
+  std::vector<Claim> granted;
+  for (auto claim = claims_.begin(); claim != claims_.end();) {
+    const bool gone = !connections_.contains(claim->second.connection);
+    if (!gone && HolderOf(claim->second.registration.member) != nullptr) {
+      ++claim;
+      continue;
+    }
+    if (!gone) granted.push_back(std::move(claim->second));
+    claim = claims_.erase(claim);
+  }
+  for (const Claim& claim : granted) Register(claim.connection, claim.registration);
 }
 
 void Coordinator::RegisterAgain(Record* record, ConnectionId connection, const Registration& registration) {
