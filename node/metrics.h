@@ -36,6 +36,7 @@ struct MetricsSnapshot {
   uint64_t members = 0;
   uint64_t nodes_expected = 0;
   uint64_t early_messages = 0;
+  uint64_t unauthenticated = 0;  // connections
 };
 
 class MetricsServer {

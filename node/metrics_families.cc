@@ -192,6 +192,8 @@ void AddTrouble(const MetricsSnapshot& s, Families* f) {
       .Add(e.questions_open, {{"queue", "question"}})
       .Add(e.saves_open, {{"queue", "save"}})
       .Add(s.early_messages, {{"queue", "early_message"}});
+  f->Counter("unauthenticated_connections_total", "Connections that ended before they had authenticated")
+      .Add(s.unauthenticated);
   f->Counter("storage_works_total", "Work on storage that has ended");
   for (size_t i = 0; i < std::size(kStorageWorks); ++i)
     f->Add(e.local.works[i].done, {{"operation", kStorageWorks[i]}, {"result", "done"}})

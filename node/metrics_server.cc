@@ -20,7 +20,7 @@ namespace ropeteam {
 namespace {
 
 // Each connection has a thread. Prometheus needs one; the others are for slow clients, of which the oldest has to go.
-constexpr StrangerLimits kConnections{.of_address = 16, .total = 64};
+constexpr StrangerLimits kConnections{.of_address = 16, .total = 64, .authenticate = false};
 // A client that takes longer to send its request, or to read the answer, is disconnected.
 constexpr TimeUs kRequestTimeoutUs = 2'000'000;
 constexpr size_t kHeadBytesMax = 8192;

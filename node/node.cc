@@ -11,6 +11,7 @@
 #include "core/engine/limits.h"
 #include "core/shard/manifest.h"
 #include "membership/coordinator.h"
+#include "membership/standalone/acceptor.h"
 #include "node/drain.h"
 #include "node/local_socket.h"
 #include "storage/audit/audit.h"
@@ -595,6 +596,7 @@ MetricsSnapshot Node::Metrics() const {
   snapshot.members = view_.members.size();
   snapshot.nodes_expected = view_.settings.nodes;
   snapshot.early_messages = early_.size();
+  snapshot.unauthenticated = Acceptor::Unauthenticated();
   return snapshot;
 }
 

@@ -27,6 +27,12 @@ namespace {
 constexpr int kDeafMs = 100;
 // At most one line of the log in this time; it counts those that were left out.
 constexpr TimeUs kLogIntervalUs = 1'000'000;
+// Health checks of a TCP port would fill the log.
+constexpr TimeUs kClosedLogIntervalUs = 60'000'000;
+// How late a closed stranger is noticed.
+constexpr int kReapMs = 500;
+
+std::atomic<uint64_t> g_unauthenticated{0};
 
 void Close(const std::vector<int>& fds) {
   for (const int fd : fds) close(fd);
@@ -154,7 +160,14 @@ void Acceptor::Run(const Take& take) {
       (void)poll(nullptr, 0, kDeafMs);
       continue;
     }
-    if (poll(polled.data(), polled.size(), -1) <= 0) continue;
+    bool strangers = false;
+    {
+      const std::lock_guard lock(mutex_);
+      strangers = count_ > 0;
+    }
+    const int ready = poll(polled.data(), polled.size(), strangers ? kReapMs : -1);
+    if (ready == 0) ReapAll();
+    if (ready <= 0) continue;
     for (const pollfd& each : polled)
       if (each.revents != 0) AcceptOne(each.fd, take);
   }
@@ -194,14 +207,38 @@ void Acceptor::Enter(const sockaddr_storage& from, socklen_t length, int fd) {
                     NI_NUMERICHOST | NI_NUMERICSERV);
   const char* const why = " have not authenticated, the oldest is closed";
   Strangers& same = strangers_[host];
-  if (same.size() >= limits_.of_address)
-    count_ -= same.remove_if([](const Stranger& each) { return InodeOf(each.fd) != each.inode; });
+  Reap(host, &same);
   if (same.size() >= limits_.of_address && ExpelOldest(&same))
     Log(std::to_string(limits_.of_address) + " connections of " + host + why);
   same.push_back({fd, InodeOf(fd), port, ++entered_});
   if (++count_ > limits_.total && ExpelOldest())
     Log(std::to_string(limits_.total) + " connections in all" + why);
 }
+
+void Acceptor::Reap(const std::string& host, Strangers* of) {
+  const size_t closed = of->remove_if([](const Stranger& each) { return InodeOf(each.fd) != each.inode; });
+  count_ -= closed;
+  if (closed == 0 || !limits_.authenticate) return;
+  g_unauthenticated += closed;
+  closed_ += closed;
+  const TimeUs now = Loop::Now();
+  if (closed_logged_at_ != 0 && now - closed_logged_at_ < kClosedLogIntervalUs) return;
+  closed_logged_at_ = now;
+  LOG_WARNING(
+      "port %s: a connection of %s ended before it had authenticated, %llu so far: another job or job key, "
+      "no TLS, or no ropeteamd",
+      address_.c_str(), host.c_str(), static_cast<unsigned long long>(closed_));
+}
+
+void Acceptor::ReapAll() {
+  const std::lock_guard lock(mutex_);
+  for (auto at = strangers_.begin(); at != strangers_.end();) {
+    Reap(at->first, &at->second);
+    at = at->second.empty() ? strangers_.erase(at) : std::next(at);
+  }
+}
+
+uint64_t Acceptor::Unauthenticated() { return g_unauthenticated.load(); }
 
 bool Acceptor::ExpelOldest(Strangers* of) {
   const Stranger oldest = of->front();

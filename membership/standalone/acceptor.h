@@ -8,7 +8,8 @@
 // left, a reserved one takes the connection, which is then closed, and so is the oldest stranger.
 //
 //   state        leaves when
-//   stranger     Admit() -> admitted; beyond a limit, no descriptor left, or Stop() -> shut down
+//   stranger     Admit() -> admitted; beyond a limit, no descriptor left, or Stop() -> shut down;
+//                the server closes it, for example because its key is wrong -> counted and logged
 //   admitted     the server closes it
 
 #ifndef ROPETEAM_MEMBERSHIP_STANDALONE_ACCEPTOR_H_
@@ -40,7 +41,8 @@ inline constexpr size_t kStrangersPart = 4;
 
 struct StrangerLimits {
   size_t of_address = kStrangersOfAddressMax;
-  size_t total = SIZE_MAX;  // and never more than RLIMIT_NOFILE / kStrangersPart
+  size_t total = SIZE_MAX;   // and never more than RLIMIT_NOFILE / kStrangersPart
+  bool authenticate = true;  // else Admit() is never called, and a close means nothing
 };
 
 class Acceptor {
@@ -59,6 +61,8 @@ class Acceptor {
   void Stop();
   // The connection is no stranger. `peer` is its remote address as gRPC writes it: "ipv4:10.0.0.1:4711". Any thread.
   void Admit(const std::string& peer);
+  // Connections to any port of this process that were closed before they were admitted.
+  static uint64_t Unauthenticated();
 
   Acceptor(const Acceptor&) = delete;
   Acceptor& operator=(const Acceptor&) = delete;
@@ -77,6 +81,8 @@ class Acceptor {
   void AcceptOne(int listener, const Take& take);
   // Under mutex_.
   void Enter(const sockaddr_storage& from, socklen_t length, int fd);
+  void Reap(const std::string& host, Strangers* of);  // takes those away that the server has closed
+  void ReapAll();
   // False: the server had closed it already.
   bool ExpelOldest(Strangers* of);
   bool ExpelOldest();  // of all
@@ -94,6 +100,8 @@ class Acceptor {
   std::map<std::string, Strangers> strangers_;  // by remote address; no list is empty
   size_t count_ = 0;                            // of all lists
   uint64_t entered_ = 0;
+  uint64_t closed_ = 0;  // before they were admitted
+  TimeUs closed_logged_at_ = 0;
   TimeUs logged_at_ = 0;
   uint64_t unlogged_ = 0;
 };

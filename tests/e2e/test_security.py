@@ -65,10 +65,13 @@ def check_undisturbed(nodes: Cluster, before: list, said: str) -> None:
 def test_an_intruder_is_refused_in_words_and_disturbs_nobody(cluster, place):
     nodes = cluster(2)
     before = views(nodes)
+    told = "a connection of 127.0.0.1 ended before it had authenticated, "
+    assert not any("before it had authenticated" in node.log_text() for node in nodes.nodes)
     said = intrude(nodes, place, ROPETEAM_JOB_KEY=OTHER_KEY)
     assert f"the coordinator at {nodes.coordinator} is of another job or has another job key" in said
     assert OTHER_KEY not in said
     check_undisturbed(nodes, before, said)
+    wait_until(lambda: told in nodes[0].log_text(), "the coordinator's log")
     # The same key, but the name of another job: the message has the name.
     said = intrude(nodes, place, job="tset")
     assert f"the coordinator at {nodes.coordinator} is of another job or has another job key" in said

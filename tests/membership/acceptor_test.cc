@@ -10,7 +10,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <condition_variable>
+#include <functional>
+#include <thread>
 #include <utility>
 
 #include "core/base/log.h"
@@ -20,6 +23,7 @@ namespace ropeteam {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr std::chrono::seconds kGiveUp(20);
 
@@ -80,6 +84,17 @@ class AcceptorTest : public ::testing::Test {
   std::string log() {
     const std::lock_guard lock(mutex_);
     return log_;
+  }
+  // The server closes it, as after a failed handshake.
+  void CloseTaken(size_t client) {
+    const std::lock_guard lock(mutex_);
+    close(std::exchange(taken_[client], -1));
+  }
+  static bool Eventually(const std::function<bool()>& condition) {
+    const auto until = std::chrono::steady_clock::now() + kGiveUp;
+    while (!condition() && std::chrono::steady_clock::now() < until)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    return condition();
   }
   // The client's address as gRPC writes it.
   std::string PeerOf(size_t client) {
@@ -172,7 +187,7 @@ TEST_F(AcceptorTest, TheOldestOfAllMakesRoomAtTheTotal) {
 
 TEST_F(AcceptorTest, ADescriptorThatIsAnotherConnectionNowStaysOpen) {
   Listen({.of_address = 8, .total = 1});
-  Enter();
+  Enter(OwnHost(2));
   close(taken_[0]);
   int pair[2];
   ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
@@ -181,7 +196,7 @@ TEST_F(AcceptorTest, ADescriptorThatIsAnotherConnectionNowStaysOpen) {
   Enter();  // makes room for itself
   EXPECT_EQ(send(pair[0], "x", 1, MSG_NOSIGNAL), 1);
   EXPECT_FALSE(Closed(1, true));
-  EXPECT_EQ(log(), "");
+  EXPECT_THAT(log(), Not(HasSubstr("the oldest is closed")));
 }
 
 TEST_F(AcceptorTest, ItHearsAgainAfterThereWasNoDescriptorLeft) {
@@ -219,6 +234,22 @@ TEST_F(AcceptorTest, StrangersMayTakeAPartOfTheDescriptorsAtMost) {
   EXPECT_FALSE(Closed(0, false));
   Enter();
   EXPECT_TRUE(Closed(0, true));
+}
+
+TEST_F(AcceptorTest, AConnectionThatIsClosedBeforeItIsAdmittedIsCountedAndLogged) {
+  const uint64_t before = Acceptor::Unauthenticated();
+  Listen({});
+  const size_t admitted = Enter(), refused = Enter();
+  acceptor_->Admit(PeerOf(admitted));
+  CloseTaken(admitted);
+  CloseTaken(refused);
+  EXPECT_TRUE(Eventually([&] { return Acceptor::Unauthenticated() == before + 1; }));
+  EXPECT_THAT(log(),
+              HasSubstr("a connection of " + OwnHost() + " ended before it had authenticated, 1 so far"));
+  // The next one is found without waiting, when a connection comes.
+  CloseTaken(Enter());
+  Enter();
+  EXPECT_TRUE(Eventually([&] { return Acceptor::Unauthenticated() == before + 2; }));
 }
 
 TEST_F(AcceptorTest, StopClosesThePortAndTheStrangers) {
