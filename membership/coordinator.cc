@@ -262,54 +262,6 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   Learn(registration);
 }
 
-Coordinator::Record* Coordinator::HolderOf(const Member& registrant) {
-  if (holding_) return nullptr;
-  const auto named = names_.find(registrant.name);
-  if (named == names_.end()) return nullptr;
-  Record& record = records_.at(named->second);
-  return record.connection != kNoConnection ? &record : nullptr;
-}
-
-void Coordinator::Wait(Record* holder, ConnectionId connection, const Registration& registration) {
-  const auto [claim, first] = claims_.try_emplace(registration.member.name);
-  if (!first && claim->second.connection != connection) {
-    const bool same = claim->second.registration.member.id == registration.member.id;
-    if (same && registration.attempt < claim->second.registration.attempt) return Drop(connection);
-    if (same) {
-      Drop(claim->second.connection);
-    } else {
-      RefuseClaim(*holder);
-    }
-  }
-  claims_[registration.member.name] = {connection, registration};
-  StartProbe(holder, "another instance has come under its name");
-}
-
-void Coordinator::RefuseClaim(const Record& holder) {
-  const auto claim = claims_.find(holder.member.name);
-  if (claim == claims_.end()) return;
-  Refuse(claim->second.connection,
-         Error(Code::kAlreadyExists,
-               "node %s is in the job as instance %016llx at %s, which answers: end that daemon, or give "
-               "this one another --node",
-               holder.member.name.c_str(), Ull(holder.member.id), holder.member.control_address.c_str()));
-  claims_.erase(claim);
-}
-
-void Coordinator::GrantClaims() {
-  std::vector<Claim> granted;
-  for (auto claim = claims_.begin(); claim != claims_.end();) {
-    const bool gone = !connections_.contains(claim->second.connection);
-    if (!gone && HolderOf(claim->second.registration.member) != nullptr) {
-      ++claim;
-      continue;
-    }
-    if (!gone) granted.push_back(std::move(claim->second));
-    claim = claims_.erase(claim);
-  }
-  for (const Claim& claim : granted) Register(claim.connection, claim.registration);
-}
-
 void Coordinator::RegisterAgain(Record* record, ConnectionId connection, const Registration& registration) {
   if (registration.attempt < record->attempt)
     return Drop(connection);  // overtaken by a newer connection of the same node

@@ -231,11 +231,6 @@ class Coordinator {
   Outputs End();
 
   void Register(ConnectionId connection, const Registration& registration);
-  // The connected instance of this name, which the registrant may replace only if it does not answer; null: none.
-  Record* HolderOf(const Member& registrant);
-  void Wait(Record* holder, ConnectionId connection, const Registration& registration);
-  void RefuseClaim(const Record& holder);
-  void GrantClaims();  // those whose name is free
   void RegisterAgain(Record* record, ConnectionId connection, const Registration& registration);
   // A member here that followed another coordinator meanwhile has fenced the members here that its view lacks. One side
   // must go, the smaller one: kStale if that is this member, else the others are removed.
@@ -285,6 +280,13 @@ class Coordinator {
   ViewDeltaPtr DeltaFrom(Epoch base);
   void KeepView();
   void Drop(ConnectionId connection);
+
+  // coordinator_claims.cc
+  // The connected instance of this name, which the registrant may replace only if it does not answer; null: none.
+  Record* HolderOf(const Member& registrant);
+  void Wait(Record* holder, ConnectionId connection, const Registration& registration);
+  void RefuseClaim(const Record& holder);
+  void GrantClaims();  // those whose name is free
 
   // coordinator_hold.cc
   bool HoldMayEnd();
