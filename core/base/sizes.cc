@@ -44,4 +44,12 @@ std::string FormatSize(double bytes) {
   return text;
 }
 
+std::string SizeFlag(uint64_t bytes) {
+  constexpr uint64_t kM = 1ull << 20;
+  constexpr uint64_t kG = 1ull << 30;
+  const bool in_g = bytes > 4 * kG - kM;
+  const uint64_t unit = in_g ? kG : kM;
+  return std::to_string(bytes / unit + (bytes % unit != 0)) + (in_g ? "G" : "M");
+}
+
 }  // namespace ropeteam

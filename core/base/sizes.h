@@ -19,6 +19,9 @@ bool ParseSize(std::string_view text, uint64_t* bytes);
 std::string FormatSize(double bytes);
 inline std::string FormatSize(uint64_t bytes) { return FormatSize(static_cast<double>(bytes)); }
 
+// At least `bytes`, as an option takes it: whole gigabytes from 4G on, whole megabytes below. "12G", "384M".
+std::string SizeFlag(uint64_t bytes);
+
 }  // namespace ropeteam
 
 #endif  // ROPETEAM_CORE_BASE_SIZES_H_

@@ -141,6 +141,8 @@ class Sessions {
                  TimeUs timeout_us, ToAnswer to_answer);
   Status CheckForm(const Save& save, const SaveCommitInput& commit) const;
   std::function<Status()> ManifestCheckOf(const Save& save, const SaveCommitInput& commit) const;
+  Status CheckNewer(const ShardId& shard) const;
+  Status CheckFits(uint64_t chunks) const;
   Status CheckNotCommitted(const ShardId& shard) const;
   Status CheckUncommitted(const ShardId& shard) const;
   bool HasCommitted(const ShardId& shard) const;

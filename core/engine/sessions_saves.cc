@@ -4,16 +4,65 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "core/base/log.h"
+#include "core/base/sizes.h"
 #include "core/engine/parts.h"
 #include "core/engine/sessions.h"
 #include "core/shard/manifest.h"
 
 namespace ropeteam::engine {
 
-// If the rank has saved the step on another node, the step may be committed without this save.
+// A rank's step numbers grow within an incarnation: an older step would be released at once. What counts is the newest step
+// of which this node has the rank's shard, or that is committed: the rank may have saved it on another node.
+Status Sessions::CheckNewer(const ShardId& shard) const {
+  std::optional<Step> newest;
+  const auto& shards = parts_.context.store.shards();
+  for (auto at = shards.lower_bound({shard.incarnation + 1, 0, 0}); at != shards.begin() && !newest;) {
+    if ((--at)->first.incarnation != shard.incarnation) break;
+    if (at->first.rank == shard.rank) newest = at->first.step;
+  }
+  const std::set<StepId>& listed = parts_.context.announced.listed;
+  if (!listed.empty() && listed.rbegin()->incarnation == shard.incarnation)
+    newest = std::max(newest.value_or(0), listed.rbegin()->step);
+  const auto progress = progress_.find(shard);  // the step may have been released or dropped since
+  if (progress != progress_.end() && progress->second.level >= Level::kLocal)
+    newest = std::max(newest.value_or(0), shard.step);
+  if (!newest || shard.step > *newest) return OkStatus();
+  return Error(
+      shard.step == *newest ? Code::kAlreadyExists : Code::kInvalidArgument,
+      "step %llu is not newer than %llu: use one counter across epochs; to go back, open again on all ranks",
+      static_cast<unsigned long long>(shard.step), static_cast<unsigned long long>(*newest));
+}
+
+// A shard that is larger than the whole arena never fits, whatever is released.
+Status Sessions::CheckFits(uint64_t chunks) const {
+  const Context& context = parts_.context;
+  const Store& store = context.store;
+  if (chunks <= store.chunks_total()) return OkStatus();
+  const auto ranks =
+      static_cast<uint64_t>(std::count_if(sessions_.begin(), sessions_.end(), [&](const auto& each) {
+        return each.second.admitted && each.second.incarnation == context.incarnation.number;
+      }));
+  const JobSettings& settings = context.view.settings;
+  const uint64_t steps = settings.keep_steps + 1;  // one more is being saved
+  const uint64_t copies = settings.replicas + 1;
+  return Error(Code::kInvalidArgument,
+               "a shard of %s is larger than the arena of %s: the daemon needs --memory %s "
+               "(%llu steps x %llu copies x %llu ranks x %s)",
+               FormatSize(chunks * store.chunk_bytes()).c_str(),
+               FormatSize(store.chunks_total() * store.chunk_bytes()).c_str(),
+               SizeFlag(Store::MemoryFor(chunks * ranks * steps * copies, store.chunk_bytes(),
+                                         context.config.encrypts()))
+                   .c_str(),
+               static_cast<unsigned long long>(steps), static_cast<unsigned long long>(copies),
+               static_cast<unsigned long long>(ranks), FormatSize(chunks * store.chunk_bytes()).c_str());
+}
+
+// While the save was open, the step may have been committed with other bytes: with the shard that the rank has saved on
+// another node.
 Status Sessions::CheckNotCommitted(const ShardId& shard) const {
   const StepId step = StepOf(shard);
   if (!parts_.context.announced.listed.contains(step)) return OkStatus();
@@ -46,14 +95,7 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
   if (session->saves >= kSavesOpenMax)
     return AnswerStatusTo(
         id, request, Error(Code::kNoSpace, "%u saves are open, limit %zu", session->saves, kSavesOpenMax));
-  const auto progress = progress_.find(shard);
-  if (context.store.Find(shard) != nullptr ||
-      (progress != progress_.end() && progress->second.level >= Level::kLocal))
-    return AnswerStatusTo(
-        id, request,
-        Error(Code::kAlreadyExists, "%s is saved already: a program that goes back opens again on all ranks",
-              shard.ToString().c_str()));
-  Status open = CheckNotCommitted(shard);
+  Status open = CheckNewer(shard);
   if (open.ok()) open = CheckUncommitted(shard);
   if (!open.ok()) return AnswerStatusTo(id, request, open);
   for (const auto& [save_id, save] : saves_)
@@ -83,6 +125,10 @@ void Sessions::SaveBegin(SessionId id, RequestId request, Step step, uint64_t st
               static_cast<unsigned long long>(stream_bytes), static_cast<unsigned long long>(chunks),
               static_cast<unsigned long long>(context.store.chunk_bytes()),
               static_cast<unsigned long long>(kChunksPerShardMax)));
+  if (const Status fits = CheckFits(chunks); !fits.ok()) {
+    NoteEnded(id, step);
+    return AnswerStatusTo(id, request, fits);
+  }
   Result<std::vector<Extent>> extents = parts_.memory.AllocateForSave(chunks);
   if (!extents.ok()) {
     ++context.counters.saves_refused;
@@ -124,6 +170,7 @@ void Sessions::SaveExtend(SessionId id, RequestId request, SaveId save_id, uint6
         Error(Code::kInvalidArgument, "%llu chunks more than %llu, limit %llu of a shard",
               static_cast<unsigned long long>(chunks), static_cast<unsigned long long>(have),
               static_cast<unsigned long long>(kChunksPerShardMax)));
+  if (const Status fits = CheckFits(have + chunks); !fits.ok()) return AnswerStatusTo(id, request, fits);
   Result<std::vector<Extent>> extents = parts_.memory.AllocateForSave(chunks);
   if (!extents.ok()) {
     ++parts_.context.counters.saves_refused;

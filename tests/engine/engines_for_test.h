@@ -122,12 +122,12 @@ class Engines {
     SetLogSink(nullptr, LogLevel::kWarning);
   }
 
-  // Opens the node's rank.
-  void Open(TestNode* node) {
+  // Opens the node's rank. Handle 0 is its first one; another one is another process.
+  void Open(TestNode* node, uint64_t handle = 0) {
     HelloInput hello;
     hello.rank = static_cast<Rank>(node->id - 1);
     hello.world_size = static_cast<uint32_t>(nodes_.size());
-    hello.token = 100 + node->id;
+    hello.token = 100 + node->id + 1000 * handle;
     hello.incarnation_token = "run";
     hello.timeout_us = 1'000'000;
     node->engine->OnSessionOpened(now_, kSession);

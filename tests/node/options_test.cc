@@ -413,6 +413,13 @@ TEST(Sizes, AreReadAsPeopleWriteThem) {
     EXPECT_EQ(parse(bad), UINT64_MAX) << bad;
 }
 
+TEST(Sizes, OfAnOptionAreNotLessThanWhatIsNeeded) {
+  EXPECT_EQ(SizeFlag(1), "1M");
+  EXPECT_EQ(SizeFlag(384ull << 20), "384M");
+  EXPECT_EQ(SizeFlag((4ull << 30) - 1), "4G");
+  EXPECT_EQ(SizeFlag((11ull << 30) + 1), "12G");
+}
+
 TEST(Addresses, JoinAndSplitBothFamilies) {
   std::string host;
   uint16_t port = 0;

@@ -16,10 +16,10 @@ TEST_F(Story, ArenaIsFull) {
   StartWorld(1);
   SaveEverywhere(1, 1);
   const uint64_t free_before = FreeChunks(0);
-  lengths_ = {40 * 4096};
+  lengths_ = {30 * 4096};
   const Status refused = Save(1, 2, 0);
   EXPECT_EQ(refused.code(), Code::kNoSpace);
-  for (const std::string& word : {std::string("41"), std::string("32"), std::to_string(free_before)})
+  for (const std::string& word : {std::string("31"), std::string("32"), std::to_string(free_before)})
     EXPECT_NE(refused.message().find(word), std::string::npos) << word << " is not in: " << refused.message();
   EXPECT_EQ(FreeChunks(0), free_before);
   EXPECT_EQ(LatestStep(1, 0), 1u);
@@ -44,7 +44,7 @@ TEST_F(Story, ARefusedSaveEvictsNothing) {
   cluster_->RunFor(100 * kMs);
   ASSERT_TRUE(Holds(0, fetched));
   const uint64_t free_before = FreeChunks(0);
-  lengths_ = {70 * 4096};
+  lengths_ = {62 * 4096};
   EXPECT_EQ(Save(1, 2, 0).code(), Code::kNoSpace);
   EXPECT_TRUE(Holds(0, fetched));
   EXPECT_EQ(FreeChunks(0), free_before);

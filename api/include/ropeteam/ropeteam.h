@@ -174,7 +174,10 @@ typedef struct {
   uint64_t agreement;
 } ropeteam_save_options_t;
 
-/* Begins to save this rank's shard of `step`. NO_SPACE: the message has the bytes needed, free and the limit;
+/* Begins to save this rank's shard of `step`. Numbers must grow within an incarnation: use one counter across epochs.
+ * INVALID_ARGUMENT: the rank has saved a newer step in this incarnation, and would lose this one at once; or the shard
+ * is larger than the arena, and the message has the --memory that is needed. A program that goes back to an earlier
+ * step closes its handle and opens again, on all ranks. NO_SPACE: the message has the bytes needed, free and the limit;
  * nothing has changed, and older committed steps stay. ALREADY_EXISTS: this rank has already saved this step in this
  * incarnation, or is saving it. STALE: the job has restarted without this process. */
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_save_begin(ropeteam_t* handle, uint64_t step,
