@@ -217,18 +217,21 @@ class Client:
         the time of the call.
 
         metadata: information about the step, for example {"loss": 0.25, "tokens": 3200}: a mapping of names
-        to JSON values, at most 4096 bytes of JSON; NaN and infinities become None. One rank is enough; of
-        several, the lowest rank's counts. It is written to the manifest on storage, for the daemons'
-        --keep-best. View.metadata returns it.
+        to JSON values, at most 4096 bytes of JSON. NaN and infinities become None; tensors without dimensions
+        and scalars of numpy become numbers. One rank is enough; of several, the lowest rank's counts. It is
+        written to the manifest on storage, for the daemons' --keep-best. View.metadata returns it.
 
         agreement: see begin().
         persist: write the step to storage once it is committed, even if it is not due; see persist().
         wait: afterwards wait, up to `timeout` seconds, until the shard has reached this level. After a
         DeadlineExceeded the shard is saved and still on its way to that level.
 
-        NoSpace: the text has the bytes needed, free and the limit; nothing has changed, and older committed
-        steps stay. AlreadyExists: this rank has already saved this step in this incarnation. Stale: the job
-        has restarted without this process.
+        InvalidArgument: this rank has saved a newer step in this incarnation (use one counter across epochs),
+        or the shard is larger than the arena; the text has the --memory that is needed. AlreadyExists: this
+        rank has already saved this step in this incarnation. NoSpace: the text has the bytes needed, free and
+        the limit; nothing has changed, and older committed steps stay. Unsupported: a tensor has no plain
+        bytes here (meta, fake, nested, sparse, quantized). Stale: the job has restarted without this
+        process.
         """
         contents = objects if isinstance(objects, Contents) else self._contents(objects)
         encoded = None if metadata is None else encode_metadata(metadata)

@@ -146,6 +146,10 @@ def is_buffer(value: object) -> bool:
     return True
 
 
+class NoBytes(Unsupported, TypeError):
+    """A tensor that has no plain bytes here, now or later."""
+
+
 def plain_tensor(tensor: Any, what: str) -> Any:
     """The tensor as a strided one in CPU or CUDA memory; for a DTensor, this rank's own part."""
     torch = sys.modules["torch"]
@@ -158,15 +162,35 @@ def plain_tensor(tensor: Any, what: str) -> Any:
         if hasattr(tensor, "wait"):  # a collective is still running
             tensor = tensor.wait()
     tensor = tensor.detach()
+    if type(tensor) is not torch.Tensor:
+        _refuse_fake(tensor, what)
+    if tensor.is_nested:
+        raise NoBytes(
+            f"{what}: a nested tensor is several tensors: save them by name, or values() and offsets()"
+        )
     if tensor.layout != torch.strided or tensor.is_quantized:
-        raise Unsupported(
+        raise NoBytes(
             f"{what}: a {tensor.layout} tensor of {tensor.dtype}; only plain strided tensors have bytes"
         )
+    if tensor.device.type == "meta":
+        raise NoBytes(
+            f"{what}: a tensor on the meta device has a shape and no bytes: allocate it first, for example "
+            'with model.to_empty(device="cpu"), and fill it'
+        )
     if tensor.device.type not in ("cpu", "cuda"):
-        raise Unsupported(
+        raise NoBytes(
             f"{what}: a tensor on {tensor.device}; only CPU and CUDA memory can be given, use .cpu()"
         )
     return tensor
+
+
+def _refuse_fake(tensor: Any, what: str) -> None:
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None and isinstance(tensor, fake.FakeTensor):
+        raise NoBytes(
+            f"{what}: a fake tensor of torch.compile or FakeTensorMode has a shape and no bytes: save the "
+            "real model"
+        )
 
 
 def _tensor_memory(tensor: Any, length: int) -> Memory:
@@ -279,23 +303,31 @@ def encode_json(value: JsonValue) -> bytes:
 
 
 def encode_metadata(metadata: Mapping[str, JsonValue]) -> bytes:
-    """A step's metadata as standard JSON: NaN and infinities become null. TypeError: not a mapping of names
-    to JSON values."""
+    """A step's metadata as standard JSON: NaN and infinities become null; tensors without dimensions and
+    numpy's scalars become numbers. TypeError: not a mapping of names to such values."""
     if not isinstance(metadata, Mapping):
         what_it_is = f"a {type(metadata).__name__}"
         raise TypeError(f"metadata is {what_it_is}: a mapping of names to JSON values is needed")
     try:
-        return encode_json(_finite(metadata))
+        return encode_json(_standard(metadata, ""))
     except (TypeError, ValueError) as error:
         raise TypeError(f"metadata: {error}") from error
 
 
-def _finite(value: Any) -> Any:
+def _standard(value: Any, where: str) -> Any:
+    numpy = sys.modules.get("numpy")
+    if is_tensor(value) or (numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray))):
+        if value.ndim != 0:
+            kind = f"{type(value).__name__} of shape {tuple(value.shape)}"
+            raise TypeError(f"{where} is a {kind}: only tensors and arrays without dimensions are numbers")
+        value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        return {key: _standard(inner, f"{where}/{key}" if where else key) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_standard(inner, where) for inner in value]
+    return value
 
 
 def decode_metadata(encoded: bytes) -> dict[str, Any]:

@@ -75,10 +75,11 @@ class Checkpointer:
             ckpt.step(step)
         ckpt.finish()
 
-    A save that fails does not raise: it is logged as a warning (log "ropeteam") and counted in `stats`, and
-    the older committed steps stay. The constructor and load_latest() raise errors. Under torch.distributed
-    they are collectives of the group; saving is not. A context manager: leaving it finishes; leaving it by an
-    exception closes without waiting. Two threads must not use it at once.
+    A save that fails does not raise, unless it is a mistake of the program; see step(). It is logged as a
+    warning (log "ropeteam") and counted in `stats`, and the older committed steps stay. The constructor and
+    load_latest() raise errors. Under torch.distributed they are collectives of the group; saving is not. A
+    context manager: leaving it finishes; leaving it by an exception closes without waiting. Two threads must
+    not use it at once.
     """
 
     def __init__(
@@ -123,8 +124,7 @@ class Checkpointer:
         when_full: what a save does if memory is full, because saves come faster than commits. "wait": waits
         up to `timeout` seconds. "skip": the step is not saved. From then on only every second step (fourth,
         …) is saved, the same ones on every rank, until these are committed in time again. "raise": NoSpace.
-        Apart from this, step() raises only InvalidArgument: the step is not an integer, or this Checkpointer
-        is finished.
+        Apart from this, step() raises only mistakes of the program; see there.
         rng: also torch's, Python's and numpy's random generators. replicas, verify: see save_state().
         required: if a rank has no daemon: True: Unavailable. False: one warning, and every rank trains
         without checkpoints.
@@ -153,6 +153,7 @@ class Checkpointer:
         self._files = dict(files or {})
         self._group, self._timeout = group, timeout
         self._pending: list[int] = []  # saved and not yet known to be committed, oldest first
+        self._newest: int | None = None  # the newest step that was saved in this incarnation
         self._stride, self._commits_in_a_row = 1, 0
         self._failures_in_a_row, self._gave_up_waiting = 0, False
         self._stale = self._finished = False
@@ -198,7 +199,7 @@ class Checkpointer:
         if self._used and self._own:
             self._client.close()
             self._pending.clear()
-            self._stale = False
+            self._stale, self._newest = False, None
             self._begin(required=True)
             assert self._client is not None
         self._used = True
@@ -285,10 +286,15 @@ class Checkpointer:
     def step(
         self, step: int, *, metadata: Mapping[str, JsonValue] | None = None, persist: bool = False
     ) -> bool:
-        """Call it after training step `step`: saves the step if it is due. Numbers must grow.
+        """Call it after training step `step`: saves the step if it is due. Numbers must grow: use one counter
+        across epochs.
 
         metadata, persist: see Client.save(); a step with persist is due. Returns True if it is saved and on
         its way to the other nodes. After the return the loop may change the tensors.
+
+        InvalidArgument: a newer step was saved since the last load_latest(). The first save also raises
+        TypeError or InvalidArgument for what can never be saved: metadata that are not plain, a tensor
+        without bytes, a shard that is larger than the arena. After the first save these are warnings.
         """
         step = _number(step)
         due = step % self._memory_every == 0
@@ -306,11 +312,14 @@ class Checkpointer:
         if self._finished:
             raise InvalidArgument("this Checkpointer is finished")
         begun = time.perf_counter()
-        bytes_before, refused = self.stats.bytes, None
+        bytes_before = self.stats.bytes
+        refused: Exception | None = None
         try:
             result = self._save(step, metadata, persist, due or persist)
         except NoSpace as error:  # when_full="raise"
             result, refused = "skipped", error
+        except (InvalidArgument, TypeError) as error:
+            result, refused = "failed", error
         self.stats.skipped += result == "skipped"
         seconds = time.perf_counter() - begun
         self.stats.blocked_s += seconds
@@ -343,8 +352,17 @@ class Checkpointer:
                 raise
             self._slower()
             return "skipped"
+        except (InvalidArgument, TypeError) as error:
+            # What cannot succeed now or later is told where training can still be stopped without a loss.
+            older = self._newest is not None and step < self._newest
+            if self.stats.saved == 0 or older:
+                self.stats.failed += 1
+                self.stats.last_error = str(error)
+                raise
+            return self._failed(step, error)
         except Exception as error:  # also the program's own state_dict(), which may raise anything
             return self._failed(step, error)
+        self._newest = step
         self._failures_in_a_row, self._gave_up_waiting = 0, False
         return "saved"
 
