@@ -229,6 +229,15 @@ def test_a_program_that_has_another_state_is_told_so_at_once(rope):
         rt.Checkpointer(model=model, client=rope).load_latest()
 
 
+def test_a_model_with_another_layer_is_told_so_and_no_older_step_is_tried(rope, caplog):
+    ckpt = rt.Checkpointer(model=torch.nn.Sequential(torch.nn.Linear(1, 1)), client=rope)
+    assert ckpt.step(0) and ckpt.step(1)
+    deeper = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
+    with pytest.raises(ropeteam.InvalidArgument, match="another model; only in the model: model/1.weight, model/1"):
+        rt.Checkpointer(model=deeper, client=rope).load_latest()
+    assert not caplog.records
+
+
 # ---- saves that fail
 
 

@@ -104,9 +104,25 @@ def test_options_reach_the_library(fake):
     assert (fake.fake_socket(), fake.fake_token(), fake.fake_timeout()) == (b"/tmp/the.sock", b"t1", 1500)
 
 
-def test_rank_and_world_default_to_the_library_s_reading_of_the_environment(fake):
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        ({}, (0, 1)),  # no launcher: the only rank
+        ({"SLURM_NTASKS": "1"}, (0, 1)),
+        ({"SLURM_NTASKS": "2"}, (7, 8)),  # one of several, and the library says that RANK is missing
+        ({"RANK": "3"}, (7, 8)),
+        ({"WORLD_SIZE": "3"}, (7, 8)),
+    ],
+)
+def test_rank_and_world_default_to_the_library_s_reading_of_the_environment(
+    fake, monkeypatch, variables, expected
+):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     with ropeteam.open(timeout=0) as client:
-        assert (client.rank, client.info().world_size) == (7, 8)
+        assert (client.rank, client.info().world_size) == expected
     assert fake.fake_timeout() == 1  # 0 would mean the default of 30 s
 
 

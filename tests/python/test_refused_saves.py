@@ -97,3 +97,25 @@ def test_numbers_that_begin_again_in_each_epoch_raise(fake, rope, caplog):
     fake.fake_fail(b"save_begin", Code.INVALID_ARGUMENT)
     assert ckpt.step(2) is False  # any other mistake stops nothing
     assert ckpt.step(3)
+
+
+def test_two_threads_at_once_are_told_so(rope):
+    ckpt = rt.Checkpointer(model=torch.nn.Linear(1, 1), extra={"at": 0}, client=rope)
+    refused = []
+
+    class FromAnotherThread:
+        def state_dict(self):
+            with pytest.raises(
+                ropeteam.InvalidArgument, match="two threads use this Checkpointer at once"
+            ) as error:
+                ckpt.save(2)
+            refused.append(error)
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    # A save inside of a save stands for one of another thread.
+    ckpt._others["scheduler"] = FromAnotherThread()
+    assert ckpt.step(1) and len(refused) == 1
+    assert ckpt.stats.saved == 1

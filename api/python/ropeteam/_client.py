@@ -114,6 +114,17 @@ def open(
     )
 
 
+#: The numbers of processes that launchers set which do not set RANK.
+_COUNTS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
+def _is_alone() -> bool:
+    """Whether no launcher has started this process as one of several."""
+    return not any(os.environ.get(name) for name in ("RANK", "WORLD_SIZE")) and all(
+        os.environ.get(name, "1") in ("", "1") for name in _COUNTS
+    )
+
+
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
@@ -141,7 +152,8 @@ class Client:
         """Waits until a leader has admitted this rank.
 
         socket: the daemon's unix socket; default: ROPETEAM_SOCKET, which ``ropeteam run`` sets.
-        rank, world_size: default: RANK and WORLD_SIZE, which launchers set.
+        rank, world_size: default: RANK and WORLD_SIZE, which launchers set. If no launcher has set anything:
+            the only rank.
         incarnation_token: a string that all ranks of the incarnation share and no other incarnation has.
             Without it ROPETEAM_INCARNATION_TOKEN, or SLURM's job, step and restart numbers;
             ``ropeteam.torch.open_distributed()`` makes one. When a rank has left, the next one that opens with
@@ -154,6 +166,8 @@ class Client:
         within `timeout` seconds, for example because an incarnation of another world size is still open:
         close its handles first.
         """
+        if rank is None and world_size is None and _is_alone():
+            rank, world_size = 0, 1
         options = _native.OpenOptions(size=ctypes.sizeof(_native.OpenOptions))
         options.socket = None if socket is None else socket.encode("utf-8", "surrogateescape")
         options.rank = _native.RANK_FROM_ENV if rank is None else unsigned(rank, 32, "rank")

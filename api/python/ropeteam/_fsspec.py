@@ -122,7 +122,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         else:
             entries = self._children(path, step, rest)
         if not entries and path:
-            raise FileNotFoundError(f"ropeteam://{path}")
+            raise FileNotFoundError(_url(path))
         return [entries[name] for name in sorted(entries)] if detail else sorted(entries)
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: Any) -> bytes:
@@ -206,7 +206,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         file = self._pending(*source)
         if file is None or file.streamed or step != source[0]:
             raise NotImplementedError(
-                f"ropeteam://{path1}: only a file of a transaction that is small or a .tmp gets another name"
+                f"{_url(path1)}: only a file of a transaction that is small or a .tmp gets another name"
             )
         del file.shard.files[source[1]]
         file.shard.files[name] = file
@@ -222,9 +222,9 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         elif file is None and step is not None and self.info(path)["type"] == "file":
             self._rm_files(path, step, 1)
         elif file is None:
-            raise ValueError(f"ropeteam://{path} is a folder: only a step's is removed, with recursive=True")
+            raise ValueError(f"{_url(path)} is a folder: only a step's is removed, with recursive=True")
         else:
-            raise NotImplementedError(f"ropeteam://{path}: what is in a shard stays there")
+            raise NotImplementedError(f"{_url(path)}: what is in a shard stays there")
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Of a step's folder, with recursive=True: Client.drop(). Storage is not changed, and the step is
@@ -250,7 +250,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Of so many committed files of a step."""
         if len(self.find(str(step))) > count:
             raise NotImplementedError(
-                f"ropeteam://{path}: what is in a shard stays there; rm('ropeteam://{step}', recursive=True) "
+                f"{_url(path)}: what is in a shard stays there; rm('ropeteam://{step}', recursive=True) "
                 "releases the whole step"
             )
         self._drop(step)
@@ -264,7 +264,7 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if mode == "rb":
             return io.BufferedReader(_Reader(*self._find(path)), _BLOCK_BYTES)
         if mode not in ("wb", "xb"):
-            raise Unsupported(f"mode {mode!r} of ropeteam://{path}: only 'rb', 'wb' and 'xb' are possible")
+            raise Unsupported(f"mode {mode!r} of {_url(path)}: only 'rb', 'wb' and 'xb' are possible")
         step, name = self._writable(path)
         with self._lock:  # several threads may write files of one transaction
             shard = None if autocommit else self._shards.get(step)
@@ -298,10 +298,10 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if first == "latest":
             found = self.client.latest(self._timeout)
             if found is None:
-                raise FileNotFoundError(f"ropeteam://{path}: no step is committed")
+                raise FileNotFoundError(f"{_url(path)}: no step is committed")
             return found.step, rest
         if not re.fullmatch("[0-9]{1,20}", first):
-            raise FileNotFoundError(f"ropeteam://{path}: {first!r} is neither a step's number nor 'latest'")
+            raise FileNotFoundError(f"{_url(path)}: {first!r} is neither a step's number nor 'latest'")
         return int(first), rest
 
     def _writable(self, path: str) -> tuple[int, str]:
@@ -311,9 +311,9 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
         if folder is not None and int(folder[1]) == self.client.rank:
             name = name[folder.end() :]
         elif folder is not None:
-            raise InvalidArgument(f"ropeteam://{path}: rank {self.client.rank} writes its own files alone")
+            raise InvalidArgument(f"{_url(path)}: rank {self.client.rank} writes its own files alone")
         if not re.fullmatch("[0-9]{1,20}", first) or not name:
-            raise InvalidArgument(f"ropeteam://{path}: ropeteam://STEP/NAME with a step's number is needed")
+            raise InvalidArgument(f"{_url(path)}: ropeteam://STEP/NAME with a step's number is needed")
         return int(first), name
 
     def _pending(self, step: int, rest: str) -> _Writer | None:
@@ -339,8 +339,8 @@ class RopeteamFileSystem(AbstractFileSystem):  # type: ignore[misc]
                         return view, rest
                     view.close()
         except NotFound as error:
-            raise FileNotFoundError(f"ropeteam://{path}: {error}") from error
-        raise FileNotFoundError(f"ropeteam://{path}")
+            raise FileNotFoundError(f"{_url(path)}: {error}") from error
+        raise FileNotFoundError(f"{_url(path)}: no such file of the step")
 
     def _views(self, step: int, name: str = "") -> Iterator[View]:
         """The shards in which a file is searched, in order: its last owner's, this rank's, all. The caller
@@ -579,6 +579,10 @@ class _Reader(io.RawIOBase):
     def close(self) -> None:
         super().close()
         self._view.close()
+
+
+def _url(path: str) -> str:
+    return f"ropeteam://{RopeteamFileSystem._strip_protocol(path)}"
 
 
 def _folder(path: str) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import operator
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -78,8 +80,8 @@ class Checkpointer:
     A save that fails does not raise, unless it is a mistake of the program; see step(). It is logged as a
     warning (log "ropeteam") and counted in `stats`, and the older committed steps stay. The constructor and
     load_latest() raise errors. Under torch.distributed they are collectives of the group; saving is not. A
-    context manager: leaving it finishes; leaving it by an exception closes without waiting. Two threads must
-    not use it at once.
+    context manager: leaving it finishes; leaving it by an exception closes without waiting. InvalidArgument:
+    two threads save or load at once.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class Checkpointer:
         self._stride, self._commits_in_a_row = 1, 0
         self._failures_in_a_row, self._gave_up_waiting = 0, False
         self._stale = self._finished = False
+        self._busy = threading.Lock()  # held by the thread that saves or loads
         flatten(self._plain_state())  # raises TypeError now, not at every save
         self._own, self._used = client is None, False
         self._client = client
@@ -196,6 +199,11 @@ class Checkpointer:
         """
         if self._client is None:
             return 0
+        with self._one_thread():
+            return self._load_latest()
+
+    def _load_latest(self) -> int:
+        assert self._client is not None
         if self._used and self._own:
             self._client.close()
             self._pending.clear()
@@ -311,6 +319,21 @@ class Checkpointer:
     ) -> bool:
         if self._finished:
             raise InvalidArgument("this Checkpointer is finished")
+        with self._one_thread():
+            return self._timed_save(step, metadata, persist, due)
+
+    @contextlib.contextmanager
+    def _one_thread(self) -> Iterator[None]:
+        if not self._busy.acquire(blocking=False):
+            raise InvalidArgument("two threads use this Checkpointer at once: save and load in one of them")
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _timed_save(
+        self, step: int, metadata: Mapping[str, JsonValue] | None, persist: bool, due: bool
+    ) -> bool:
         begun = time.perf_counter()
         bytes_before = self.stats.bytes
         refused: Exception | None = None
@@ -603,9 +626,7 @@ class Checkpointer:
     def _open_here(self) -> Client:
         if self._grouped():
             return open_distributed(group=self._group, timeout=self._timeout)
-        if "WORLD_SIZE" in os.environ:
-            return Client(timeout=self._timeout)
-        return Client(rank=0, world_size=1, timeout=self._timeout)
+        return Client(timeout=self._timeout)
 
 
 def _number(step: Any) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .._errors import InvalidArgument, NotFound, Unsupported
+from .._errors import InvalidArgument, Unsupported
 from .._values import Value, is_tensor
 from ._plain import flatten, unflatten
 from ._reshard import Filling, SavedStep
@@ -129,7 +129,7 @@ class OptimizerPlan:
             return present
         owner = self._saved.find(full)
         if owner is None:
-            raise NotFound(f"{full}: no rank of step {self._saved.step} has it")
+            raise InvalidArgument(f"{full}: no rank of step {self._saved.step} has it")
         info = self._saved.infos(owner)[full]
         dtype = getattr(torch, info.dtype or "", None)
         if not isinstance(dtype, torch.dtype):

@@ -247,6 +247,6 @@ def load_tensors(
         filling = Filling(saved)
         missing = [name for name, target in into.items() if not filling.add(name, target)]
         if missing and strict:
-            raise NotFound(f"no rank of step {saved.step} saved {missing[:5]}")
+            raise InvalidArgument(f"no rank of step {saved.step} saved {', '.join(missing[:5])}")
         filling.read()
     return saved.step

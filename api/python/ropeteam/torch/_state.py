@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .._client import DEFAULT_TIMEOUT, Client, Level, View
-from .._errors import InvalidArgument, NotFound
+from .._errors import InvalidArgument
 from .._values import JsonValue, Value, is_tensor
 from ._optimizer import OptimizerPlan, optimizer_objects, parameter_names
 from ._pieces import held
@@ -205,9 +205,9 @@ def load_state(
     an error if state is missing, or was saved and has no place here. "missing": only the former is an error,
     for ranks with a part of the model each (pipeline stages) of a step that was saved whole.
 
-    InvalidArgument: dtypes, shapes or the optimizer's groups differ. NotFound: the model has a tensor that no
-    rank saved, or the reverse. Both are detected before anything is changed. After Corrupt or another error
-    during the load, the model is partly loaded.
+    InvalidArgument: dtypes, shapes or the optimizer's groups differ, or the model has a tensor that no rank
+    saved, or the reverse. This is detected before anything is changed. After Corrupt or another error during
+    the load, the model is partly loaded. NotFound: there is no such step, or a rank's shard of it is lost.
     """
     model = as_one(model)
     opened = open_step(client, step, rank, timeout)
@@ -221,10 +221,7 @@ def load_state(
             for root, each in _by_root(optimizer).items()
         ]
         if (missing and strict) or (unexpected and strict is True):
-            raise NotFound(
-                f"step {saved.step} and the model differ: only saved {unexpected[:5]}, "
-                f"only in the model {missing[:5]}"
-            )
+            raise InvalidArgument(_difference(saved.step, unexpected, missing))
         filling.read()
         if values:
             model.load_state_dict(
@@ -238,6 +235,15 @@ def load_state(
         first = saved.view(next(saved.ranks()))
         data = None if owner is None else saved.plain(_DATA, owner)
         return Loaded(saved.step, data, first.metadata, tuple(missing), tuple(unexpected))
+
+
+def _difference(step: int, unexpected: Sequence[str], missing: Sequence[str]) -> str:
+    sides = [
+        f"only in {where}: {', '.join(names[:5])}" + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        for where, names in (("the step", unexpected), ("the model", missing))
+        if names
+    ]
+    return f"step {step} was saved by another model; {'; '.join(sides)}"
 
 
 def as_one(model: Models) -> torch.nn.Module:
