@@ -22,9 +22,14 @@ StorageWorkers::Config ConfigOf(const client::Arena& arena, std::shared_ptr<stor
 
 }  // namespace
 
+SocketChoice DaemonOf(const StorageOptions& options) {
+  const std::string job = options.url.empty() ? options.job : "";  // with a URL the job is one on storage
+  return {options.socket, job, "", job.empty()};
+}
+
 Result<DaemonArena> OpenDaemonArena(const StorageOptions& options) {
   const Result<std::string> socket =
-      ChooseSocket({options.socket, "", "", true}, std::chrono::milliseconds(options.timeout).count());
+      ChooseSocket(DaemonOf(options), std::chrono::milliseconds(options.timeout).count());
   if (!socket.ok()) return socket.status();
   local::Hello hello;
   hello.kind = local::ClientKind::kAdmin;

@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "api/cli/sockets.h"
 #include "api/cli/storage_options.h"
 #include "api/client/link.h"
 #include "core/base/status.h"
@@ -27,6 +28,8 @@ struct DaemonArena {
   std::shared_ptr<client::Link> link;
   std::shared_ptr<client::Arena> arena;
 };
+// The daemon that the options name.
+SocketChoice DaemonOf(const StorageOptions& options);
 // kUnavailable: no daemon, or several and none named.
 Result<DaemonArena> OpenDaemonArena(const StorageOptions& options);
 

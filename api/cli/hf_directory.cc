@@ -34,8 +34,9 @@ Status SyncFolder(const std::string& path) {
 }  // namespace
 
 Result<HfDirectory> HfDirectory::Open(const std::string& path) {
-  if (mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) return ErrnoError(errno, "mkdir %s", path.c_str());
   std::error_code error;
+  std::filesystem::create_directories(path, error);
+  if (error) return ErrnoError(error.value(), "mkdir %s", path.c_str());
   std::vector<std::filesystem::path> left;
   for (std::filesystem::recursive_directory_iterator each(path, error), end; !error && each != end;
        each.increment(error)) {

@@ -27,6 +27,8 @@ namespace ropeteam::cli {
 namespace {
 
 constexpr char kConfigName[] = "config.json";
+constexpr char kDataName[] = "data";                          // a Checkpointer's plain state
+constexpr std::string_view kBestPrefix = "data/extra/best/";  // RopeteamCallback's tensors in it
 // All files are open while the export runs. With files of 5 GB, the limit is 2.5 TB.
 constexpr size_t kFilesMax = 512;
 // For a configuration or a tokenizer's vocabulary. The largest ones in use have some 40 MB.
@@ -67,6 +69,7 @@ class HfExport {
       : options_(options), source_(std::move(source)) {}
 
   Status Run() {
+    if (options_.hf.best) ROPETEAM_RETURN_IF_ERROR(ChooseBest());
     ROPETEAM_RETURN_IF_ERROR(ReadIndexes());
     ROPETEAM_RETURN_IF_ERROR(ReadGivenFiles());
     Result<ModelTensors> model = index_.Take(options_.hf.model);
@@ -88,6 +91,32 @@ class HfExport {
   }
 
  private:
+  // Takes the best step's weights in place of the step's own (api/python/ropeteam/transformers.py). If the step is the
+  // best one, it has them as its own.
+  Status ChooseBest() {
+    ROPETEAM_RETURN_IF_ERROR(source_->Open(0));
+    const std::string step = source_->Text();
+    const Result<std::string> text = source_->Read(kDataName, kIndexBytesMax);
+    const nlohmann::json data =
+        text.ok() ? nlohmann::json::parse(*text, nullptr, false) : nlohmann::json::object();
+    const nlohmann::json saved = data.is_object() ? data.value("extra", nlohmann::json()) : nlohmann::json();
+    if (!saved.is_object() || !saved.value("best_step", nlohmann::json()).is_number_unsigned())
+      return Error(Code::kInvalidArgument,
+                   "--best: %s has no best weights: RopeteamCallback saves them where a Trainer has "
+                   "load_best_model_at_end",
+                   step.c_str());
+    const uint64_t best = saved["best_step"];
+    if (const auto mesh = saved.find("best_mesh"); mesh != saved.end() && mesh->is_array() && !mesh->empty())
+      return Error(
+          Code::kUnsupported,
+          "--best: the ranks of %s have their parts of the best weights, which fit only their mesh: export "
+          "step %" PRIu64 " without --best",
+          step.c_str(), best);
+    std::printf("the best weights are those of step %" PRIu64 "\n", best);
+    if (!saved.value("best", nlohmann::json()).is_null()) index_ = ModelIndex(std::string(kBestPrefix));
+    return OkStatus();
+  }
+
   Status ReadIndexes() {
     uint32_t world_size = 1;
     for (uint32_t rank = 0; rank < world_size; ++rank) {

@@ -214,7 +214,7 @@ Status ModelIndex::Add(uint32_t rank, uint32_t world_size, std::string_view text
           "the index of rank %u has version 1, which does not say which part of a tensor a rank has: "
           "load the step on %u ranks and save it again",
           rank, world_size);
-    const std::string prefix(kModelPrefix);
+    const std::string& prefix = prefix_;
     std::set<std::string> values;  // of the model's state that are not tensors
     for (const std::string& name : names.all)
       if (name.starts_with(prefix) && objects.at(name).at("kind") == "json") values.insert(name);
@@ -247,7 +247,7 @@ Status ModelIndex::Add(uint32_t rank, uint32_t world_size, std::string_view text
 
 Status ModelIndex::AddTensor(uint32_t rank, const std::string& object, std::string dtype,
                              std::vector<uint64_t> shape, PartLayout layout, const std::string* at) {
-  const std::string name = WithoutPart(object).substr(kModelPrefix.size());
+  const std::string name = WithoutPart(object).substr(prefix_.size());
   const char* known = storage::SafetensorsDtype(dtype);
   const std::optional<uint64_t> bytes = known == nullptr ? std::nullopt : BytesOf(known, shape);
   if (!bytes)
@@ -262,8 +262,8 @@ Status ModelIndex::AddTensor(uint32_t rank, const std::string& object, std::stri
                  rank, known, ListText(shape).c_str());
   if (at == nullptr) {
     tensor.full.parts.push_back({rank, object, std::move(layout)});
-  } else if (at->starts_with(kModelPrefix)) {
-    const std::string other = WithoutPart(*at).substr(kModelPrefix.size());
+  } else if (at->starts_with(prefix_)) {
+    const std::string other = WithoutPart(*at).substr(prefix_.size());
     if (other != name) tensor.tied_to = other;
   }
   return OkStatus();

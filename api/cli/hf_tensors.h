@@ -36,7 +36,7 @@ struct TensorPart {
 };
 
 struct FullTensor {
-  std::string name;   // in the step, without kModelPrefix
+  std::string name;   // in the step, without the prefix
   std::string dtype;  // as safetensors names it: "BF16"
   std::vector<uint64_t> shape;
   uint64_t bytes = 0;
@@ -49,9 +49,11 @@ struct ModelTensors {
   std::vector<std::string> left_out;                      // of the model's state, no tensors
 };
 
-// Collects what the ranks had.
+// Collects what the ranks had below `prefix`: kModelPrefix, or that of other weights with the same names.
 class ModelIndex {
  public:
+  explicit ModelIndex(std::string prefix = std::string(kModelPrefix)) : prefix_(std::move(prefix)) {}
+
   // What the index object of `rank` says; empty where it saved none. Ranks in ascending order from 0; `world_size` ranks
   // saved the step. kCorrupt: not an index, or a layout outside of its tensor. kUnsupported: another version; a dtype that
   // safetensors does not have. kInvalidArgument: two ranks have other dtypes or shapes under one name.
@@ -66,7 +68,7 @@ class ModelIndex {
   struct Tensor {
     FullTensor full;
     uint32_t rank = 0;    // which told its dtype and shape
-    std::string tied_to;  // a name without kModelPrefix; empty: not tied
+    std::string tied_to;  // a name without the prefix; empty: not tied
   };
   Status AddTensor(uint32_t rank, const std::string& object, std::string dtype, std::vector<uint64_t> shape,
                    PartLayout layout, const std::string* at);
@@ -75,6 +77,7 @@ class ModelIndex {
   // on their ways, and starts as tensors_.size() values of kUnknown.
   Result<size_t> SourceOf(size_t i, std::vector<size_t>* sources) const;
 
+  std::string prefix_;
   std::vector<Tensor> tensors_;                      // in the order in which they were told
   std::unordered_map<std::string, size_t> by_name_;  // in tensors_
   std::vector<std::string> values_;                  // no tensors

@@ -3,9 +3,14 @@
 // ropeteam export STEP DIR|URL --storage URL: copies a step file by file, and its manifest last. Without
 // --storage, the step comes from memory: memory_export.cc. For --format hf: hf_export.cc.
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 
+#include "api/cli/arenas.h"
 #include "api/cli/commands.h"
 #include "api/cli/daemon_arena.h"
 #include "api/cli/storage_progress.h"
@@ -29,9 +34,15 @@ constexpr char kHelp[] =
     "export that was cut off can be given again. From memory it takes the room of one shard at a time in "
     "this "
     "node's arena.\n"
+    "With --job JOB, JOB may have ended: a daemon of its own then reads the arena that it has left on this "
+    "node.\n"
     "With --format hf it becomes a directory that Hugging Face's from_pretrained opens: whole tensors out of "
     "all ranks'\n"
     "parts, the configuration and the tokenizer. DIR must be empty, or missing.\n"
+    "  --best             the weights of the best step, which a Trainer with load_best_model_at_end has "
+    "saved "
+    "with\n"
+    "                     this one\n"
     "  --model NAME       of a step with several models: this one [all that was saved below model/]\n"
     "  --config PATH      config.json, or a directory with it and other small files; they replace the "
     "step's\n"
@@ -161,12 +172,75 @@ Status Export(const StorageOptions& options) {
   return StepExport(*from, *to, step->job, step->name).Run();
 }
 
+// The arena that the job of the options has left on this node. kUnavailable: there is none, or there are several.
+Result<ArenaListing> FindEnded(const StorageOptions& options) {
+  const char* told = std::getenv("ROPETEAM_ARENA_PATH");
+  const std::string directory = told != nullptr && told[0] != '\0' ? told : "/dev/shm";
+  std::vector<ArenaListing> arenas = ListArenas(directory);
+  std::erase_if(arenas, [&](const ArenaListing& each) { return each.in_use || each.job != options.job; });
+  if (arenas.size() == 1) return arenas.front();
+  if (arenas.empty())
+    return Error(Code::kUnavailable,
+                 "job %s neither runs here nor has left an arena in %s (ROPETEAM_ARENA_PATH)",
+                 options.job.c_str(), directory.c_str());
+  std::string nodes;
+  for (const ArenaListing& each : arenas) nodes += (nodes.empty() ? "" : ", ") + each.node;
+  return Error(
+      Code::kUnavailable,
+      "job %s has ended, and several of its nodes have left arenas in %s (%s): start them again with "
+      "`ropeteam run`",
+      options.job.c_str(), directory.c_str(), nodes.c_str());
+}
+
+// Exports under a daemon of its own, as a job of one node, which keeps the arena as it is.
+int ExportFromEnded(const ArenaListing& arena, const std::vector<std::string>& arguments) {
+  // What the environment says belongs to another job: storage, nodes, ports.
+  std::vector<std::string> others;
+  for (char** each = environ; *each != nullptr; ++each) {
+    const std::string name(*each, std::strcspn(*each, "="));
+    if (name.starts_with("ROPETEAM_") && !name.starts_with("ROPETEAM_JOB_KEY")) others.push_back(name);
+  }
+  for (const std::string& name : others) unsetenv(name.c_str());
+  std::vector<std::string> run = {"--quiet",
+                                  "--job",
+                                  arena.job,
+                                  "--node",
+                                  arena.node,
+                                  "--nodes",
+                                  "1",
+                                  "--ordinal",
+                                  "0",
+                                  "--replicas",
+                                  "0",
+                                  "--arena-path",
+                                  arena.path.substr(0, arena.path.rfind('/')),
+                                  "--",
+                                  "/proc/self/exe",
+                                  "export"};
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == "--job")
+      ++i;  // its value; the daemon is found by ROPETEAM_SOCKET
+    else if (!arguments[i].starts_with("--job="))
+      run.push_back(arguments[i]);
+  }
+  std::fprintf(stderr, "ropeteam export: job %s has ended: reading the arena %s that it has left\n",
+               arena.job.c_str(), arena.path.c_str());
+  return RunCommand(run);
+}
+
 }  // namespace
 
 int StorageExportCommand(const std::vector<std::string>& arguments) {
   const Result<StorageOptions> options = ParseStorageOptions(arguments, StorageCommand::kExport);
   int code = 0;
   if (DoneWithOptions("export", options, kHelp, &code)) return code;
+  if (options->url.empty() && options->socket.empty() && !options->job.empty()) {
+    const auto timeout_ms = std::chrono::milliseconds(options->timeout).count();
+    if (!ChooseSocket(DaemonOf(*options), timeout_ms).ok()) {
+      const Result<ArenaListing> ended = FindEnded(*options);
+      return ended.ok() ? ExportFromEnded(*ended, arguments) : Fail("export", ended.status());
+    }
+  }
   const Status status = options->hf.chosen     ? ExportHf(*options)
                         : options->url.empty() ? ExportFromMemory(*options)
                                                : Export(*options);

@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <utility>
 
-#include "api/client/local_protocol.h"
 #include "api/cli/text.h"
+#include "api/client/local_protocol.h"
 #include "core/base/sizes.h"
 #include "storage/sink.h"
 #include "storage/steps/steps.h"
@@ -167,6 +167,7 @@ bool TakeFlag(const std::string& option, StorageCommand command, StorageOptions*
   const bool prune = command == StorageCommand::kPrune;
   if (option == "--json" && (command == StorageCommand::kList || command == StorageCommand::kVerify))
     return options->json = true;
+  if (option == "--best" && command == StorageCommand::kExport) return options->hf.best = true;
   if (option == "--dry-run" && prune) return options->dry_run = true;
   if (option == "--yes" && prune) return options->yes = true;
   if (option == "--unfinished" && prune) return options->unfinished = true;
@@ -202,14 +203,13 @@ Status CheckWhole(const std::vector<std::string>& words, StorageCommand command,
     options->destination = AbsoluteUrl(words[1]);
     options->url = AbsoluteUrl(options->url);
     if (!options->hf.chosen && options->hf != HfOptions())
-      return Error(Code::kInvalidArgument, "--model, --config and --max-shard-size go with --format hf");
+      return Error(Code::kInvalidArgument,
+                   "--best, --model, --config and --max-shard-size go with --format hf");
     if (options->hf.chosen && options->destination.find("://") != std::string::npos)
       return Error(Code::kInvalidArgument, "--format hf writes a directory of this machine, not %.80s",
                    options->destination.c_str());
     if (!options->url.empty() && !options->socket.empty())
       return Error(Code::kInvalidArgument, "--socket is for a step in memory, --storage for one on storage");
-    if (options->url.empty() && !options->job.empty())
-      return Error(Code::kInvalidArgument, "--job goes with --storage: in memory there is one job");
     return OkStatus();
   } else if (command == StorageCommand::kImport) {
     const Result<storage::StepSource> source = storage::ParseStepSource(AbsoluteUrl(words[0]));

@@ -28,15 +28,16 @@ inline constexpr char kLatestStep[] = "latest";
 // export --format hf; the destination is a path then.
 struct HfOptions {
   bool chosen = false;
-  std::string model;                         // its name in the step; empty: all
-  std::string config;                        // a file or a directory; empty: the step's own
+  bool best = false;   // the best step's weights, which RopeteamCallback saves with each step
+  std::string model;   // its name in the step; empty: all
+  std::string config;  // a file or a directory; empty: the step's own
   uint64_t shard_bytes_max = 5'000'000'000;  // of one file of tensors; transformers' own default
   friend bool operator==(const HfOptions&, const HfOptions&) = default;
 };
 
 struct StorageOptions {
   std::string url;                     // a bare path is made absolute; empty: `export` from memory
-  std::string job;                     // empty: not given
+  std::string job;                     // empty: not given; `export` from memory: the daemon's
   std::string step;                    // verify, export, import: as it was typed; empty: not given
   std::string destination;             // export: a URL as `url` is
   std::string socket;                  // export, import: the daemon's

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <utility>
 
-
 namespace ropeteam::cli {
 namespace {
 

@@ -18,6 +18,7 @@ from test_torch_state import run
 torch = pytest.importorskip("torch", reason="torch is not installed")
 import ropeteam.torch as rt  # noqa: E402
 import torch_worlds  # noqa: E402
+from ropeteam.torch._plain import flatten  # noqa: E402
 
 load_file = pytest.importorskip("safetensors.torch", reason="safetensors is not installed").load_file
 
@@ -181,6 +182,27 @@ def test_what_cannot_be_exported_is_said(cluster, tmp_path):
     before = snapshot(out)
     assert f"{out} is not empty: it has " in refused("export", "5", *hf, "--config", str(given))
     assert snapshot(out) == before
+
+
+def test_the_best_weights_are_those_that_a_trainer_has_kept(cluster, tmp_path):
+    nodes = cluster(1)
+    last, best, config = torch.randn(3), torch.randn(3), {"hf/config.json": b"{}", "model/w": torch.zeros(3)}
+    hf = ["--format", "hf", "--socket", nodes[0].socket, "--best"]
+
+    def kept(step: int, **extra) -> dict:
+        tensors, data = flatten({"extra": {"best_mesh": [], **extra}})
+        return {**config, "model/w": last, "data": data, **{f"data/{name}": each for name, each in tensors.items()}}
+
+    save(nodes, 1, kept(1, best_step=1, best=None))
+    assert "the best weights are those of step 1\n" in well("export", "1", str(tmp_path / "one"), *hf)
+    same(load_file(tmp_path / "one" / "model.safetensors"), {"w": last})
+    save(nodes, 2, kept(2, best_step=1, best={"w": best}))
+    assert "the best weights are those of step 1\n" in well("export", "2", str(tmp_path / "two"), *hf)
+    same(load_file(tmp_path / "two" / "model.safetensors"), {"w": best})
+    save(nodes, 3, kept(3, best_step=1, best={"w": best}, best_mesh=[2]))
+    assert "fit only their mesh: export step 1" in refused("export", "3", str(tmp_path / "three"), *hf)
+    save(nodes, 4, config)
+    assert "has no best weights" in refused("export", "4", str(tmp_path / "three"), *hf)
 
 
 def test_a_full_disk_leaves_nothing(cluster, tmp_path):

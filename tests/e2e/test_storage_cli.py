@@ -617,7 +617,7 @@ def test_a_manifest_that_names_files_outside_is_never_followed(tmp_path):
         (["verify", "URL", "1", "2"], "2 was not expected"),
         (["verify", "URL", "--timeout", "0"], '--timeout "0"'),
         (["export", "1", "--storage", "URL"], "STEP, and DIR or URL"),
-        (["export", "1", "/tmp", "--job", "train"], "--job goes with --storage"),
+        (["export", "1", "/tmp", "--best"], "--best, --model, --config and --max-shard-size go with --format hf"),
         (["export", "1", "/tmp", "--storage", "URL", "--socket", "/x"], "--socket is for a step in memory"),
         (["import"], "DIR or URL"),
         (["import", "URL", "--ranks", "0-1"], "--ranks needs --incarnation-token"),

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
+import sys
+import tempfile
 
 import pytest
 from harness import ROPETEAM, WAIT_S, ask, environment, payload
@@ -92,6 +94,38 @@ def test_an_export_from_memory_to_a_bucket_and_of_what_is_not_there(bucket, clus
     assert bucket.files() == {}
     well("export", "7", bucket.url, "--socket", nodes[0].socket)
     assert "all good" in well("verify", bucket.url, "7")
+
+
+def test_a_job_is_named_and_may_have_ended(tmp_path):
+    """Its daemon is found by the job's name. When it has ended, another daemon reads its arena, for the export alone."""
+    save = tmp_path / "save.py"
+    save.write_text(
+        "import subprocess, sys, ropeteam\n"
+        "with ropeteam.open() as rope:\n"
+        "    rope.save(7, {'a': b'1' * 100_000}, wait=ropeteam.Level.COMMITTED)\n"
+        "subprocess.run(sys.argv[1:], check=True)\n"
+    )
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        job = f"ended-{pathlib.Path(shared).name}"
+
+        def ours(*command: str, code: int = 0) -> str:
+            done = subprocess.run(
+                [str(ROPETEAM), *command], env=environment(ROPETEAM_ARENA_PATH=shared), capture_output=True, text=True,
+                timeout=WAIT_S,
+            )  # fmt: skip
+            assert done.returncode == code, done.stderr
+            return done.stderr
+
+        running, ended = tmp_path / "a" / "b", tmp_path / "c" / "d"
+        export = [str(ROPETEAM), "export", "latest", str(running), "--job", job]
+        ours("run", "--job", job, "--memory", "64M", "--", sys.executable, str(save), *export)
+        [arena] = pathlib.Path(shared).iterdir()
+        told = ours("export", "latest", str(ended), "--job", job)
+        assert f"job {job} has ended: reading the arena {arena} that it has left" in told
+        assert without_time(snapshot(ended)) == without_time(snapshot(running)) != {}
+        assert list(pathlib.Path(shared).iterdir()) == [arena]
+        told = ours("export", "latest", str(ended), "--job", f"{job}x", code=1)
+        assert f"job {job}x neither runs here nor has left an arena in {shared}" in told
 
 
 def test_an_export_from_memory_never_replaces_another_step(cluster, tmp_path):

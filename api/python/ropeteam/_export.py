@@ -30,21 +30,26 @@ def export(
     socket: str | os.PathLike[str] | None = None,
     job: str | None = None,
     format: str | None = None,
+    best: bool = False,
     model: str | None = None,
     config: str | os.PathLike[str] | None = None,
     max_shard_size: int | str | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Copies a step to an existing directory or to a URL: `ropeteam export` without its progress.
+    """Copies a step to a directory, which is made if need be, or to a URL: `ropeteam export` without its
+    progress.
 
     step: StoredStep.folder, or a number; a number means its latest incarnation.
     destination: the step is written below it in the layout of storage, JOB/step-….
     storage: the URL that has the step. Default: the step is read from the running job's memory.
     socket: of that job's daemon; default: ROPETEAM_SOCKET, which `ropeteam run` sets.
-    job: the job of the step; needed if storage has several jobs.
+    job: the job of the step; needed if storage has several jobs. Without storage the job may have ended: then
+    the arena that it has left on this node is read.
     format: "hf" makes `destination` a directory for Hugging Face's from_pretrained: the model's whole
     tensors, joined from all ranks' parts, the configuration and the tokenizer. The directory must be empty;
     it is created if it does not exist.
+    best: with "hf", the weights of the best step, which a Trainer with load_best_model_at_end has saved with
+    this one.
     model: with "hf", the name of one model, if the step has several.
     config: with "hf", config.json, or a directory with it and other small files. They replace the step's.
     max_shard_size: with "hf", the largest file of tensors, in bytes or as "5GB", the default.
@@ -52,7 +57,6 @@ def export(
 
     Every byte is compared with its checksum, and the manifest is written last. NotFound: no such step or job.
     AlreadyExists: another step exists under this name, or with "hf" any file. Corrupt: the files on storage
-    are damaged.
     are damaged.
     DeadlineExceeded: the copy was stopped; repeat the call to continue it. Unsupported: the program
     `ropeteam` is not found next to the library or this Python, or on PATH, or cannot be run.
@@ -67,6 +71,8 @@ def export(
         arguments += ["--job", job]
     if format is not None:
         arguments += ["--format", format]
+    if best:
+        arguments += ["--best"]
     if model is not None:
         arguments += ["--model", model]
     if config is not None:
