@@ -198,8 +198,10 @@ void LocalServer::OnAnswer(const Answer& answer) {
     const local::TraceReply reply{trace->asked_at, trace->node_at, trace->answered_at, trace->events};
     session.Send(local::Type::kTraceReply, answer.request, Encode(reply));
   } else if (const auto* view = std::get_if<AnswerView>(&answer.body)) {
-    const local::ViewGrant reply{view->view, view->meta, view->extents, view->crcs};
-    session.Send(local::Type::kViewGrant, answer.request, Encode(reply));
+    std::string reply = Encode(local::ViewGrant{view->view, view->meta, view->extents, view->crcs,
+                                                static_cast<uint8_t>(view->origin)});
+    if (client.version < 5) reply.resize(reply.size() - sizeof(local::ViewGrant::origin));
+    session.Send(local::Type::kViewGrant, answer.request, reply);
   } else if (const auto* ranges = std::get_if<AnswerRanges>(&answer.body)) {
     const local::ViewBytes reply{ranges->chunks, ranges->crcs};
     session.Send(local::Type::kViewBytes, answer.request, Encode(reply));

@@ -54,7 +54,7 @@ std::string Head(const Json& status) {
       text += "quarantined step " + NumberText(step, "step") + "   restored " +
               std::to_string(step.value("restores", uint64_t{0})) +
               " times without a newer commit   offer it again: ropeteam quarantine --undo " +
-              NumberText(step, "step") + "\n";
+              NumberText(step, "step") + "; debug with it: --quarantine-after 0\n";
   return text;
 }
 
@@ -170,7 +170,9 @@ std::string Apart(const Json& nodes, const std::string& leader) {
       paths = link.value("data", false) || paths == "control and data" ? "control and data" : "control";
       seconds = std::max(seconds, Number(link, "lost_for_us") / 1'000'000);
     }
-  const auto shown = [&leader](const std::string& name) { return name + (name == leader ? " (leader)" : ""); };
+  const auto shown = [&leader](const std::string& name) {
+    return name + (name == leader ? " (leader)" : "");
+  };
   std::string text;
   for (const auto& [pair, lost] : pairs)
     text += shown(pair.first) + " and " + shown(pair.second) + " do not reach each other (" + lost.first +
@@ -314,8 +316,8 @@ std::string RosterText(const Json& status) {
 
 std::string RenderStatus(const Json& status, const Json* before, double seconds) {
   std::string text = Head(status) + "\n" + NodeTable(status.at("nodes"), before, seconds) +
-                     Troubles(status.at("nodes"), status.at("leader").get<std::string>()) + KeyLines(status) + "\n" +
-                     StepTable(status.at("steps"));
+                     Troubles(status.at("nodes"), status.at("leader").get<std::string>()) + KeyLines(status) +
+                     "\n" + StepTable(status.at("steps"));
   const Json& daemon = status.at("daemon");
   return text + "\nasked " + daemon.at("node").get<std::string>() + "   socket " +
          daemon.at("socket").get<std::string>() + "   data " + daemon.at("data").get<std::string>() + "\n" +
@@ -324,8 +326,8 @@ std::string RenderStatus(const Json& status, const Json* before, double seconds)
 
 std::string RenderNode(const Json& node) {
   const Json& daemon = node.at("daemon");
-  std::string text = NodeTable(Json::array({node}), nullptr, 0) +
-                     Troubles(Json::array({node}), daemon.value("leader", ""));
+  std::string text =
+      NodeTable(Json::array({node}), nullptr, 0) + Troubles(Json::array({node}), daemon.value("leader", ""));
   for (const char* key : {"version", "socket", "control", "data", "arena"})
     text += std::string(key) + " " + daemon.at(key).get<std::string>() + "\n";
   text += TransportLine(daemon) + FallbackLine(daemon) + SecurityLine(daemon) + MembershipLines(daemon);

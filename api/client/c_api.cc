@@ -546,6 +546,10 @@ ropeteam_status_t ropeteam_view_open_with(ropeteam_t* handle, uint64_t step, uin
   });
 }
 
+ropeteam_origin_t ropeteam_view_origin(const ropeteam_view_t* view) {
+  return view == nullptr ? ROPETEAM_ORIGIN_UNKNOWN : static_cast<ropeteam_origin_t>(view->view->origin());
+}
+
 uint64_t ropeteam_view_count(const ropeteam_view_t* view) {
   return view != nullptr ? view->view->objects().size() : 0;
 }

@@ -294,7 +294,10 @@ struct ViewGrant {
   ShardMeta meta;
   std::vector<Extent> extents;
   std::vector<uint32_t> crcs;
-  auto Fields() { return std::tie(view, meta, extents, crcs); }
+  // ropeteam_origin_t; since version 5. Not marked: ShardMeta has marks of the engines' versions, and an encoder knows
+  // one version only. The daemon cuts it off for older clients.
+  uint8_t origin = 0;
+  auto Fields() { return std::tie(view, meta, extents, crcs, origin); }
 };
 // kUnavailable, kNotFound, kNoSpace: open the whole shard instead.
 struct ViewRead {

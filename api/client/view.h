@@ -52,6 +52,7 @@ class View {
   View& operator=(const View&) = delete;
 
   const ShardMeta& meta() const { return grant_.meta; }
+  uint8_t origin() const { return grant_.origin; }
   const std::vector<Object>& objects() const { return manifest_.objects(); }
   // kNotFound: no object of this name; the message has step, rank and the number of objects.
   Result<const Object*> Find(std::string_view name) const;

@@ -163,11 +163,14 @@ struct AnswerLatest {
   // The newest quarantined step that would be offered if it were not quarantined; {0, 0}: none.
   StepId passed_over;
 };
+// Where a shard was when a view of it was opened. As ropeteam_origin_t.
+enum class Origin : uint8_t { kHere = 1, kPeers = 2, kStorage = 3 };
 struct AnswerView {
   ViewId view = 0;
   ShardMeta meta;
   std::vector<Extent> extents;
   std::vector<uint32_t> crcs;
+  Origin origin = Origin::kHere;
 };
 // The parts of a ranged read. Each part's bytes are at the beginning of one chunk of this arena, with their CRC32C.
 struct AnswerRanges {

@@ -88,7 +88,8 @@ void Restores::Set(const StepId& step, bool quarantined) {
 void Restores::PassOver(const StepId& step, const StepId& chosen) {
   RestoreNote& note = NoteOf(step);
   LOG_WARNING(
-      "%s is quarantined: %s; %s is offered instead. `ropeteam quarantine --undo %llu` offers it again",
+      "%s is quarantined: %s; %s is offered instead. `ropeteam quarantine --undo %llu` offers it again; "
+      "with --quarantine-after 0 no step is quarantined, for example while the program is debugged",
       step.ToString().c_str(),
       note.by_hand
           ? "by hand"

@@ -162,8 +162,8 @@ class Sessions {
   std::optional<Status> NotPersisted(const StepId& step) const;
   void OpenLocated(uint64_t pending, const LocateReply& located, bool partial);
   void OpenPartly(uint64_t pending, const LocateReply& located);
-  void OpenWhole(uint64_t pending, const ShardId& shard);
-  void GrantView(SessionId session, RequestId request, const ShardId& shard);
+  void OpenWhole(uint64_t pending, const ShardId& shard, Origin origin);
+  void GrantView(SessionId session, RequestId request, const ShardId& shard, Origin origin);
   void OnRangesRead(uint64_t pending, ViewId view, const Status& status, const RangeReader::Bytes& bytes);
   void EndView(OpenView* view);
   // The handle has set a policy before it reconnected: sets it again, because every node may have forgotten it.

@@ -36,7 +36,10 @@ void Sessions::OpenLocated(uint64_t pending, const LocateReply& located, bool pa
   // Ranged reads need plaintext and protocol 9. Storage is read as a whole.
   const bool by_ranges = partial && !context.config.encrypts() && context.protocol >= 9 && !located.stored &&
                          context.store.Find(located.shard) == nullptr;
-  return by_ranges ? OpenPartly(pending, located) : OpenWhole(pending, located.shard);
+  const Origin origin = context.store.Find(located.shard) != nullptr ? Origin::kHere
+                        : located.stored                             ? Origin::kStorage
+                                                                     : Origin::kPeers;
+  return by_ranges ? OpenPartly(pending, located) : OpenWhole(pending, located.shard, origin);
 }
 
 void Sessions::OpenPartly(uint64_t pending, const LocateReply& located) {
@@ -45,25 +48,25 @@ void Sessions::OpenPartly(uint64_t pending, const LocateReply& located) {
   const RangeReader::Source source{located.shard, 0, located.holders};
   const auto described = [this, pending, source](const Status& status, const RangeReader::Bytes& bytes) {
     parts_.range_reader.Release(bytes.read);
-    if (!status.ok()) return OpenWhole(pending, source.shard);
+    if (!status.ok()) return OpenWhole(pending, source.shard, Origin::kPeers);
     const std::optional<Pending> answered = TakePending(pending);
     if (!answered) return;
     const ViewId view = next_view_++;
     OpenView& opened = SessionOf(answered->session).views[view];
     opened = {source.shard, 0, source, bytes.meta, 0};
     opened.source->content = bytes.content;
-    AnswerTo(answered->session, answered->request, AnswerView{view, bytes.meta, {}, {}});
+    AnswerTo(answered->session, answered->request, AnswerView{view, bytes.meta, {}, {}, Origin::kPeers});
   };
   parts_.range_reader.Read(source, {PackedPart()}, open->second.deadline, described);
 }
 
-void Sessions::OpenWhole(uint64_t pending, const ShardId& shard) {
+void Sessions::OpenWhole(uint64_t pending, const ShardId& shard, Origin origin) {
   if (const auto open = pending_.find(pending); open != pending_.end()) open->second.fetched = shard;
-  const auto here = [this, pending, shard](const Status& status) {
+  const auto here = [this, pending, shard, origin](const Status& status) {
     const std::optional<Pending> open = TakePending(pending);
     if (!open) return;
     if (!status.ok()) return AnswerStatusTo(open->session, open->request, status);
-    GrantView(open->session, open->request, shard);
+    GrantView(open->session, open->request, shard, origin);
   };
   parts_.fetcher.Fetch(shard, [this, shard, here](const Status& status) {
     if (!status.ok() || !parts_.context.config.encrypts()) return here(status);
@@ -71,7 +74,7 @@ void Sessions::OpenWhole(uint64_t pending, const ShardId& shard) {
   });
 }
 
-void Sessions::GrantView(SessionId id, RequestId request, const ShardId& shard) {
+void Sessions::GrantView(SessionId id, RequestId request, const ShardId& shard, Origin origin) {
   Result<Store::LeaseToken> lease = parts_.context.store.Lease(shard);
   if (!lease.ok()) return AnswerStatusTo(id, request, lease.status());
   const SealedShard* sealed = parts_.context.store.Leased(*lease);
@@ -79,7 +82,7 @@ void Sessions::GrantView(SessionId id, RequestId request, const ShardId& shard) 
   const ViewId view = next_view_++;
   const bool fresh = SessionOf(id).views.try_emplace(view, OpenView{shard, *lease, {}, {}, 0}).second;
   ROPETEAM_CHECK(fresh);
-  AnswerTo(id, request, AnswerView{view, sealed->meta, sealed->extents, sealed->crcs});
+  AnswerTo(id, request, AnswerView{view, sealed->meta, sealed->extents, sealed->crcs, origin});
 }
 
 void Sessions::ViewRepair(SessionId id, RequestId request, ViewId view, const std::vector<uint32_t>& chunks,

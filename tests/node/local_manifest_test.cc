@@ -88,6 +88,29 @@ TEST_F(LocalManifestTest, TheLoopGoesOnWhileItIsReadAndAnswersStayInOrder) {
   EXPECT_EQ(store_->shards().size(), 1u) << "an abort after the commit";
 }
 
+TEST_F(LocalManifestTest, AViewSaysWhereTheShardIsToLibrariesThatKnowIt) {
+  Begin(1);
+  Commit(3);
+  ASSERT_EQ(ReceiveReply(rank_).code, Code::kOk);
+  Send(rank_, Type::kViewOpen, 4, Encode(local::ViewOpen{1, 0, 1000}));
+  const Received known = Receive(rank_);
+  local::ViewGrant grant;
+  ASSERT_EQ(known.type, Type::kViewGrant);
+  ASSERT_TRUE(Decode(known.payload, grant));
+  EXPECT_EQ(grant.origin, static_cast<uint8_t>(Origin::kHere));
+
+  const UniqueFd older = Connect();
+  local::Hello hello;
+  hello.version = 4;
+  hello.kind = local::ClientKind::kAdmin;
+  Send(older, Type::kHello, 1, Encode(hello, 4));
+  ASSERT_EQ(Receive(older).type, Type::kHelloReply);
+  Send(older, Type::kViewOpen, 2, Encode(local::ViewOpen{1, 0, 1000}, 4));
+  const Received received = Receive(older);
+  ASSERT_EQ(received.type, Type::kViewGrant);
+  EXPECT_EQ(received.payload.size() + sizeof(grant.origin), known.payload.size());
+}
+
 TEST_F(LocalManifestTest, ABadOneIsRefusedAsOnTheLoop) {
   Begin(kLarge);
   const uint64_t free_before = store_->chunks_free();

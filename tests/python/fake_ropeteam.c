@@ -263,6 +263,9 @@ ropeteam_status_t ropeteam_view_open_with(ropeteam_t* handle, uint64_t step, uin
   partial_views += options->partial;
   return ropeteam_view_open(handle, step, rank, timeout_ms, view);
 }
+ropeteam_origin_t ropeteam_view_origin(const ropeteam_view_t* view) {
+  return view->shard->step % 2 ? ROPETEAM_ORIGIN_PEERS : ROPETEAM_ORIGIN_HERE;
+}
 uint64_t ropeteam_view_count(const ropeteam_view_t* view) { return view->shard->count; }
 ropeteam_status_t ropeteam_view_object(const ropeteam_view_t* view, uint64_t index, ropeteam_object_t* object) {
   object->name = view->shard->objects[index].name;

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 
 import pytest
 
@@ -14,6 +15,7 @@ from ropeteam import Code
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 import ropeteam.torch as rt  # noqa: E402
+from ropeteam.torch import _restored  # noqa: E402
 
 
 @pytest.fixture
@@ -233,7 +235,9 @@ def test_a_model_with_another_layer_is_told_so_and_no_older_step_is_tried(rope, 
     ckpt = rt.Checkpointer(model=torch.nn.Sequential(torch.nn.Linear(1, 1)), client=rope)
     assert ckpt.step(0) and ckpt.step(1)
     deeper = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.Linear(1, 1))
-    with pytest.raises(ropeteam.InvalidArgument, match="another model; only in the model: model/1.weight, model/1"):
+    with pytest.raises(
+        ropeteam.InvalidArgument, match="another model; only in the model: model/1.weight, model/1"
+    ):
         rt.Checkpointer(model=deeper, client=rope).load_latest()
     assert not caplog.records
 
@@ -546,3 +550,46 @@ def test_a_leader_that_cannot_answer_is_an_error_not_a_beginning(fake, rope):
     fake.fake_fail(b"latest", Code.DEADLINE_EXCEEDED)
     with pytest.raises(ropeteam.DeadlineExceeded):
         Training().checkpointer(rope).load_latest()
+
+
+# ---- what a restore says
+
+
+def test_a_restore_is_told_in_one_line(rope, caplog, capsys, monkeypatch):
+    caplog.set_level(logging.INFO, "ropeteam")
+    model = torch.nn.Linear(256, 1024, bias=False)
+    ckpt = rt.Checkpointer(model=model, client=rope)
+    for step, place in (
+        (0, "its node's memory"),
+        (1, "the memory of other nodes"),
+    ):  # as the fake library says
+        assert ckpt.step(step)
+        caplog.clear()
+        assert rt.Checkpointer(model=model, client=rope).load_latest() == step + 1
+        [line] = [record.getMessage() for record in caplog.records]
+        assert re.fullmatch(
+            rf"step {step} is restored from {place}: 1\.0 MiB in \d+\.\d\d s; the next step is {step + 1}",
+            line,
+        )
+    monkeypatch.setattr(logging.Logger, "hasHandlers", lambda log: False)  # a program without logging
+    rt.Checkpointer(model=model, client=rope).load_latest()
+    assert capsys.readouterr().err.startswith("ropeteam: step 1 is restored from the memory of other nodes: ")
+
+
+def test_a_line_for_many_ranks_counts_them():
+    line = _restored.text(5, ["memory", "storage", "memory"], 1 << 30, 2)
+    assert "from its node's memory (2 of 3 ranks), storage (1 of 3 ranks): 1024.0 MiB in 2.00 s" in line
+    assert _restored.farthest({"memory", "peers"}) == "peers" and _restored.farthest({""}) == ""
+    assert _restored.text(5, [""], 0, 0).startswith("step 5 is restored: ")
+
+
+def test_a_run_that_finds_its_last_step_done_is_told_so(rope, caplog, monkeypatch):
+    monkeypatch.setenv("ROPETEAM_JOB", "sweep")
+    model = torch.nn.Linear(1, 1)
+    for trains in (True, False):
+        with rt.Checkpointer(model=model, client=rope) as ckpt:
+            for step in range(ckpt.load_latest(), 3):
+                assert trains and ckpt.step(step)
+    [warning] = [each.getMessage() for each in caplog.records if "trained no step" in each.getMessage()]
+    assert warning.startswith("step 2 was restored, and this run has trained no step after it")
+    assert "ropeteam clean --job sweep" in warning

@@ -351,6 +351,14 @@ ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_open_with(ropeteam_t* handle, ui
                                                           ropeteam_view_t** view);
 /* The number of objects in the view, in the order in which they were saved. 0 for NULL. */
 ROPETEAM_EXPORT uint64_t ropeteam_view_count(const ropeteam_view_t* view);
+/* Where the shard was when the view was opened. A partial view (ropeteam_view_open_with()) reads it from there. */
+typedef enum {
+  ROPETEAM_ORIGIN_UNKNOWN = 0, /* the daemon is older */
+  ROPETEAM_ORIGIN_HERE = 1,    /* in this node's memory */
+  ROPETEAM_ORIGIN_PEERS = 2,   /* in the memory of other nodes */
+  ROPETEAM_ORIGIN_STORAGE = 3  /* only on storage */
+} ropeteam_origin_t;
+ROPETEAM_EXPORT ropeteam_origin_t ropeteam_view_origin(const ropeteam_view_t* view);
 ROPETEAM_EXPORT ropeteam_status_t ropeteam_view_object(const ropeteam_view_t* view, uint64_t index,
                                                        ropeteam_object_t* object);
 /* NOT_FOUND: no object of this name. */

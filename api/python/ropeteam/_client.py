@@ -393,7 +393,8 @@ class Client:
             return StepInfo(step.step, step.incarnation, step.world_size)
         logging.getLogger("ropeteam").warning(
             "step %d is quarantined, step %d is offered instead: the job kept failing after it had restored "
-            "that step, or an operator said so (ropeteam quarantine --undo %d offers it again)",
+            "that step, or an operator said so (ropeteam quarantine --undo %d offers it again; to debug with "
+            "that step, start the daemons with --quarantine-after 0)",
             step.passed_over_step,
             step.step,
             step.passed_over_step,
@@ -520,6 +521,10 @@ class Client:
             child.close()
 
 
+#: ropeteam_origin_t.
+_ORIGINS = {1: "memory", 2: "peers", 3: "storage"}
+
+
 class View:
     """The shard that one rank saved at one step, open for reading. A context manager and iterable of names.
 
@@ -534,6 +539,9 @@ class View:
         self._handle: Handle | None = handle
         self._objects = self._list(handle)
         self._index: Index | None = None
+        #: Where the shard was at the opening: in this node's "memory", in that of "peers", or on "storage"
+        #: alone; "": an older daemon does not say.
+        self.origin = _ORIGINS.get(library().view_origin(handle.pointer), "")
 
     def names(self) -> list[str]:
         """The names of the objects, in the order they were saved, without the package's own."""

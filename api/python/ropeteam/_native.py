@@ -142,6 +142,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_uint64, c_uint32, ctypes.POINTER(ViewOptions), c_int64, ctypes.POINTER(c_void_p)],
     ),
     "ropeteam_view_count": (c_uint64, [c_void_p]),
+    "ropeteam_view_origin": (c_int, [c_void_p]),
     "ropeteam_view_object": (c_int, [c_void_p, c_uint64, ctypes.POINTER(ObjectStruct)]),
     "ropeteam_view_find": (c_int, [c_void_p, c_char_p, ctypes.POINTER(ObjectStruct)]),
     "ropeteam_view_read": (c_int, [c_void_p, c_char_p, c_uint64, c_void_p, c_uint64, c_int64]),

@@ -34,6 +34,7 @@ from .._errors import (
     error_for,
 )
 from .._values import JsonValue
+from . import _restored
 from ._frameworks import set_policy
 from ._plain import flatten
 from ._state import Loaded, load_state, open_distributed, save_state
@@ -155,6 +156,7 @@ class Checkpointer:
         self._files = dict(files or {})
         self._group, self._timeout = group, timeout
         self._pending: list[int] = []  # saved and not yet known to be committed, oldest first
+        self._untrained: int | None = None  # the step that was restored, until step() is called
         self._newest: int | None = None  # the newest step that was saved in this incarnation
         self._stride, self._commits_in_a_row = 1, 0
         self._failures_in_a_row, self._gave_up_waiting = 0, False
@@ -218,6 +220,7 @@ class Checkpointer:
             if error is None:
                 if errors:
                     _log.warning("step %d was loaded in place of step %d", step, candidates[0])
+                self._untrained = step
                 return step + 1
             if isinstance(error, _CALLERS_MISTAKE) or (self._world() > 1 and not self._grouped()):
                 raise error
@@ -247,11 +250,9 @@ class Checkpointer:
     def _try_load(self, step: int) -> RopeteamError | None:
         """Loads `step` on every rank of the group. Returns the first rank's error if one cannot."""
         assert self._client is not None
-        outcome: tuple[int, int, str] = (
-            0,
-            0,
-            "",
-        )  # the error, and the incarnation that saved the shard
+        # The error, and the incarnation that saved the shard; where it was, and its bytes.
+        outcome: tuple[int, int, str, str, int]
+        begun = time.perf_counter()
         try:
             options: dict[str, Any] = {"step": step, "rng": self._rng, "timeout": self._timeout}
             loaded = load_state(self._client, self._model, self._optimizer, **options)
@@ -260,18 +261,21 @@ class Checkpointer:
             if not isinstance(saved, dict) or "incarnation" not in saved:
                 raise InvalidArgument(f"step {step} was not saved by a Checkpointer: use load_state()")
             self._restore(saved)
-            outcome = (0, saved["incarnation"], "")
+            outcome = (0, saved["incarnation"], "", _restored.farthest(loaded.origins), loaded.bytes)
             self.loaded = replace(loaded, data=saved.get("extra"))
         except RopeteamError as error:
-            outcome = (int(error.code), 0, str(error))
+            outcome = (int(error.code), 0, str(error), "", 0)
         except Exception as error:  # the program's own load_state_dict() may raise anything
-            outcome = (int(Code.INVALID_ARGUMENT), 0, f"{type(error).__name__}: {error}")
+            outcome = (int(Code.INVALID_ARGUMENT), 0, f"{type(error).__name__}: {error}", "", 0)
         outcomes = self._gather(outcome)
-        for rank, (code, _, text) in enumerate(outcomes):
+        for rank, (code, _, text, *_) in enumerate(outcomes):
             if code != 0:
                 return error_for(code, f"rank {rank}: {text}" if len(outcomes) > 1 else text)
-        if len({incarnation for _, incarnation, _ in outcomes}) > 1:
+        if len({incarnation for _, incarnation, *_ in outcomes}) > 1:
             return Corrupt(f"the ranks' shards of step {step} are of different incarnations")
+        if self._rank == 0:
+            places, size = [each[3] for each in outcomes], sum(each[4] for each in outcomes)
+            _restored.say(_restored.text(step, places, size, time.perf_counter() - begun))
         return None
 
     def _restore(self, saved: Mapping[str, Any]) -> None:
@@ -305,6 +309,7 @@ class Checkpointer:
         without bytes, a shard that is larger than the arena. After the first save these are warnings.
         """
         step = _number(step)
+        self._untrained = None
         due = step % self._memory_every == 0
         return (due or persist) and self._checked_save(step, metadata, persist, due=False)
 
@@ -319,6 +324,7 @@ class Checkpointer:
     ) -> bool:
         if self._finished:
             raise InvalidArgument("this Checkpointer is finished")
+        self._untrained = None
         with self._one_thread():
             return self._timed_save(step, metadata, persist, due)
 
@@ -534,6 +540,14 @@ class Checkpointer:
         if not self._finished and not self.maybe_finalize(blocking=True, timeout=timeout):
             self._failed(
                 self._pending[-1], DeadlineExceeded("it is saved, and was not committed before the end")
+            )
+        if self._untrained is not None and not self._finished:
+            _log.warning(
+                "step %d was restored, and this run has trained no step after it: if it is another run than the "
+                "one that saved it, give it another name (ropeteam run --job), or free that memory first "
+                "(ropeteam clean --job %s)",
+                self._untrained,
+                os.environ.get("ROPETEAM_JOB", "JOB"),
             )
         if persist and not self._finished and self.stats.committed is not None:
             self._finish_on_storage(self.stats.committed, self._timeout if timeout is None else timeout)

@@ -46,6 +46,7 @@ class SavedStep:
         self._infos: dict[int, dict[str, ObjectInfo]] = {}
         self._parts: dict[int, dict[str, list[tuple[str, ObjectInfo]]]] = {}
         self._open = contextlib.ExitStack()
+        self.origins: set[str] = set()  # View.origin of the views so far
         self.own: int | None = None
         self.same_world = False
         if world_size is None:
@@ -77,6 +78,7 @@ class SavedStep:
             partial = not (self.same_world and rank == self.own)
             view = self._client.view(self.step, rank, self._timeout, partial=partial)
             self._views[rank] = self._open.enter_context(view)
+            self.origins.add(view.origin)
         return self._views[rank]
 
     def infos(self, rank: int) -> Mapping[str, ObjectInfo]:
@@ -135,6 +137,7 @@ class Filling:
         self._saved = saved
         self._ranges: dict[int, list[Range]] = {}
         self._after: list[Callable[[], object]] = []
+        self.bytes = 0  # that are read
 
     def add(self, name: str, target: Any) -> bool:
         """Plans that `target`, a tensor, DTensor or Piece, gets this rank's part of the tensor `name`.
@@ -187,6 +190,7 @@ class Filling:
         if not copies:
             return
         size = target.element_size()
+        self.bytes += sum(each.length * each.runs for each in copies) * size
         ranges = self._ranges.setdefault(rank, [])
         for each in copies:
             numbers = (each.source, each.length, each.runs, each.stride, each.target, each.target_stride)

@@ -180,6 +180,8 @@ class Loaded:
     metadata: dict[str, Any]  # of the rank whose shard was read; empty if it gave none
     missing: tuple[str, ...] = ()  # with strict=False: state that was not saved, and is unchanged
     unexpected: tuple[str, ...] = ()  # with strict=False: state that was saved and has no place here
+    bytes: int = 0  # of the tensors that were read
+    origins: frozenset[str] = frozenset()  # where they were: see View.origin
 
 
 def load_state(
@@ -234,7 +236,8 @@ def load_state(
         owner = saved.find(_DATA)
         first = saved.view(next(saved.ranks()))
         data = None if owner is None else saved.plain(_DATA, owner)
-        return Loaded(saved.step, data, first.metadata, tuple(missing), tuple(unexpected))
+        found = (tuple(missing), tuple(unexpected), filling.bytes, frozenset(saved.origins))
+        return Loaded(saved.step, data, first.metadata, *found)
 
 
 def _difference(step: int, unexpected: Sequence[str], missing: Sequence[str]) -> str:
