@@ -237,11 +237,25 @@ Status ArenaFile::RestoreSize(uint64_t* there) {
   return OkStatus();
 }
 
+void ArenaFile::WarnIfContainersDefault(uint64_t directory_bytes) const {
+  constexpr uint64_t kDockersDefault = 64ull << 20;
+  if (directory_bytes == 0 || directory_bytes > kDockersDefault) return;  // 0: a tmpfs without a limit
+  const std::string text =
+      config_.directory + " has " + FormatSize(directory_bytes) +
+      " in all, as in a container that was started without --shm-size: start it with --shm-size 16g, or as "
+      "much as "
+      "its steps need (in Kubernetes an emptyDir of medium Memory), or give another --arena-path";
+  LOG_WARNING("%s", text.c_str());
+  if (config_.note) config_.note("warning: " + text);
+}
+
 Status ArenaFile::Size() {
   struct stat info {};
   if (fstat(fd_.get(), &info) != 0) return ErrnoError(errno, "stat arena %s", path_.c_str());
   struct statfs system {};
   if (fstatfs(fd_.get(), &system) != 0) return ErrnoError(errno, "statfs %s", path_.c_str());
+  if (system.f_type != HUGETLBFS_MAGIC)
+    WarnIfContainersDefault(static_cast<uint64_t>(system.f_blocks) * static_cast<uint64_t>(system.f_bsize));
   page_bytes_ = system.f_type == HUGETLBFS_MAGIC ? static_cast<uint64_t>(system.f_bsize) : 4096;
   auto there = static_cast<uint64_t>(info.st_size);
   if (!config_.reset) ROPETEAM_RETURN_IF_ERROR(RestoreSize(&there));

@@ -77,6 +77,7 @@ class ArenaFile {
   std::string Taken() const;  // what lies where the file should be, and what to do
   Status Lock();
   Status RestoreSize(uint64_t* there);
+  void WarnIfContainersDefault(uint64_t directory_bytes) const;
   Status Size();
   Status CheckRoom(uint64_t bytes, uint64_t allocated) const;
   Result<uint64_t> DefaultBytes() const;

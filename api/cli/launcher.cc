@@ -9,7 +9,11 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdio>
 #include <sstream>
+#include <string_view>
+
+#include "core/base/checksum.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -245,6 +249,26 @@ std::string VariableOf(const std::string& option) {
   for (const char c : option)
     name += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   return name;
+}
+
+std::string JobOf(const std::vector<std::string>& command, const std::string& directory) {
+  constexpr std::string_view kScript = ".py";
+  constexpr size_t kNameBytes = 40;
+  size_t first = 0;
+  for (size_t i = 1; i < command.size() && first == 0; ++i)
+    if (command[i].ends_with(kScript) || command[i - 1] == "-m") first = i;
+  std::string name = command[first].substr(command[first].rfind('/') + 1);
+  if (name.ends_with(kScript)) name.resize(name.size() - kScript.size());
+  name.resize(std::min(name.size(), kNameBytes));
+  for (char& c : name)
+    if (!std::isalnum(static_cast<unsigned char>(c)) && c != '.' && c != '_' && c != '-') c = '_';
+  if (name.empty() || name.front() == '.' || name.front() == '-') name = "job" + name;
+  uint32_t sum = Crc32c(directory.c_str(), directory.size() + 1);
+  for (size_t i = first; i < command.size(); ++i)
+    sum = Crc32c(command[i].c_str(), command[i].size() + 1, sum);
+  char text[16];
+  std::snprintf(text, sizeof(text), "-%08x", sum);
+  return name + text;
 }
 
 std::string FirstSlurmHost(const std::string& list) {

@@ -44,6 +44,11 @@ using Settings = std::map<std::string, Setting>;
 Result<Settings> ChooseSettings(const std::map<std::string, std::string>& flags,
                                 const Environment& environment, const LocalAddressFor& local_address_for);
 
+// The name of a job of one node that nobody has named: the program that COMMAND runs, and a sum over that program, its
+// arguments and the directory. So another command line is another job, and the same one goes on. What comes before a
+// script (torchrun and its options) does not count. "sweep-1a2b3c4d".
+std::string JobOf(const std::vector<std::string>& command, const std::string& directory);
+
 // The first host of Slurm's list: "gpu[003-010,12],x7" gives "gpu003". Empty for an empty or malformed list.
 std::string FirstSlurmHost(const std::string& list);
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,11 +8,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
+#include <system_error>
 #include <utility>
 
 #include "api/cli/arenas.h"
@@ -23,6 +26,7 @@
 #include "api/cli/run_options.h"
 #include "api/cli/supervisor.h"
 #include "api/client/admin_client.h"
+#include "core/base/sizes.h"
 
 namespace ropeteam::cli {
 namespace {
@@ -70,7 +74,15 @@ const char* Variable(const std::string& name) { return std::getenv(name.c_str())
 Result<Settings> Choose(const RunOptions& options) {
   if (options.config.empty()) {
     Result<Settings> settings = ChooseSettings(options.daemon_values, Variable, FindLocalAddressFor);
-    if (!settings.ok() || settings->contains("log-file")) return settings;
+    if (!settings.ok()) return settings;
+    // Jobs of one node that were not named must not share their steps. The nodes of a larger job need the same name.
+    std::error_code error;
+    Setting& job = settings->at("job");
+    if (job.from == "default" && settings->at("nodes").value == "1" && !settings->contains("coordinator") &&
+        !settings->contains("membership"))
+      job = {JobOf(options.command, std::filesystem::current_path(error).string()),
+             "the command and its directory"};
+    if (settings->contains("log-file")) return settings;
     const std::string log_file = DefaultLogFile(settings->at("job").value, settings->at("node").value);
     if (!log_file.empty()) (*settings)["log-file"] = {log_file, "default"};
     return settings;
@@ -166,6 +178,17 @@ void PrintWarnings(const DaemonFacts& facts, const Settings& settings) {
         "ropeteam run: a former run of job %s has left up to step %llu in %s: a program that loads goes "
         "on from there; to begin from scratch, remove the file on every node or give another --job\n",
         facts.job.c_str(), static_cast<unsigned long long>(*facts.former_step), facts.arena.c_str());
+}
+
+void PrintWhatStays(const std::string& job, const std::string& arena) {
+  struct stat info {};
+  constexpr uint64_t kBlock = 512;
+  if (arena.empty() || stat(arena.c_str(), &info) != 0) return;
+  std::fprintf(stderr,
+               "ropeteam run: %s of memory stay in %s, and the next run of job %s goes on from there; "
+               "`ropeteam clean --job %s` frees them\n",
+               FormatSize(static_cast<uint64_t>(info.st_blocks) * kBlock).c_str(), arena.c_str(), job.c_str(),
+               job.c_str());
 }
 
 std::map<std::string, std::string> CommandEnvironment(const RunOptions& options, const std::string& socket,
@@ -340,6 +363,7 @@ int RunCommand(const std::vector<std::string>& arguments) {
   const std::string job = told != settings->end() ? told->second.value : facts.job;
   const int code = supervisor.RunCommand(CommandEnvironment(*options, supervisor.socket(), job));
   supervisor.StopDaemon();
+  if (!options->quiet && !options->remove_arena_at_exit) PrintWhatStays(job, facts.arena);
   if (options->remove_arena_at_exit && !facts.arena.empty() && unlink(facts.arena.c_str()) != 0)
     std::fprintf(stderr, "ropeteam run: cannot remove %s\n", facts.arena.c_str());
   return code;

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -131,19 +133,21 @@ with ropeteam.open(rank=0, world_size=1) as rope:
 def test_one_node_is_told_that_no_copy_survives_it_and_that_a_former_run_is_there(run_ropeteam):
     first = run_ropeteam(sys.executable, "-c", SAVE_ONE)
     assert (first.returncode, first.stdout) == (0, "0\n"), first.stderr
-    (warning,) = told(first)[1:]
+    warning, stays = told(first)[1:]
+    assert stays.startswith("ropeteam run: 64.0 MiB of memory stay in /dev/shm/ropeteam-")
+    assert stays.endswith("and the next run of job test goes on from there; `ropeteam clean --job test` frees them")
     assert "replicas 0, no copy of what is saved survives this node" in warning
     assert "--nodes N" in warning
     second = run_ropeteam(sys.executable, "-c", SAVE_ONE)
     assert (second.returncode, second.stdout) == (0, "5\n"), second.stderr
-    _, again, former = told(second)
-    assert again == warning
+    _, again, former, stays_again = told(second)
+    assert (again, stays_again) == (warning, stays)
     assert "a former run of job test has left up to step 5 in " in former
     another = run_ropeteam(sys.executable, "-c", SAVE_ONE, options=["--job", "another"])
-    assert another.stdout == "0\n" and len(told(another)) == 2, another.stderr
+    assert another.stdout == "0\n" and len(told(another)) == 3, another.stderr
     pathlib.Path(former.split(" in ")[1].split(":")[0]).unlink()  # the second way that the message names
     fresh = run_ropeteam(sys.executable, "-c", SAVE_ONE)
-    assert fresh.stdout == "0\n" and len(told(fresh)) == 2, fresh.stderr
+    assert fresh.stdout == "0\n" and len(told(fresh)) == 3, fresh.stderr
     quiet = run_ropeteam(sys.executable, "-c", SAVE_ONE, options=["--job", "test", "--quiet"])
     assert (quiet.stdout, quiet.stderr) == ("5\n", "")
 
@@ -292,6 +296,36 @@ def test_an_interrupt_before_the_daemon_is_ready_is_the_last_that_is_said(tmp_pa
     )  # fmt: skip
     assert done.returncode == 130, done.stderr
     assert done.stderr.splitlines()[-1] == "ropeteam run: signal 2 before ropeteamd was ready"
+
+
+def test_another_command_line_is_another_job_and_the_same_one_goes_on(run_ropeteam, tmp_path):
+    """A sweep: the second value does not begin with the first one's last step."""
+    (tmp_path / "sweep.py").write_text(SAVE_ONE)
+    found = []
+    for value in ("0.1", "0.001", "0.1"):
+        done = run_ropeteam(sys.executable, "sweep.py", value, options=["--replicas", "0"])
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"job sweep-[0-9a-f]{8} \(the command and its directory\)", told(done)[0]), done.stderr
+        found.append(done.stdout)
+    assert found == ["0\n", "0\n", "5\n"]
+
+
+def test_a_containers_small_dev_shm_is_told(tmp_path):
+    small = tmp_path / "shm"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("a file system cannot be mounted here")
+    try:
+        done = subprocess.run(
+            [str(ROPETEAM), "run", "--arena-path", str(small), "--socket", str(tmp_path / "s"), "--", "true"],
+            env=environment(), capture_output=True, text=True, timeout=WAIT_S,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        [line] = [line for line in done.stderr.splitlines() if "--shm-size" in line]
+        assert f"warning: {small} has 64.0 MiB in all, as in a container" in line
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True, timeout=WAIT_S)
 
 
 def test_an_empty_job_is_refused_and_not_named_after_the_next_option():

@@ -237,6 +237,27 @@ TEST(EtcdMember, HostsAreOneOrThreeWithAPortEach) {
     EXPECT_EQ(ParseEtcdHosts(bad).status().code(), Code::kInvalidArgument) << bad;
 }
 
+TEST(JobOf, AnotherCommandLineIsAnotherJobAndTheSameOneGoesOn) {
+  const std::string job = JobOf({"python", "sweep.py", "0.1"}, "/home/a");
+  EXPECT_THAT(job, ::testing::MatchesRegex("sweep-[0-9a-f]{8}"));
+  EXPECT_EQ(JobOf({"python", "sweep.py", "0.1"}, "/home/a"), job);
+  EXPECT_NE(JobOf({"python", "sweep.py", "0.001"}, "/home/a"), job);
+  EXPECT_NE(JobOf({"python", "sweep.py", "0.1"}, "/home/b"), job);
+  EXPECT_NE(JobOf({"python", "other/sweep.py", "0.1"}, "/home/a"), job);
+  EXPECT_NE(JobOf({"python", "sweep.py", "0", ".1"}, "/home/a"),
+            JobOf({"python", "sweep.py", "0.1"}, "/home/a"));
+  // The number of processes is not the program's.
+  EXPECT_EQ(JobOf({"torchrun", "--nproc-per-node", "4", "sweep.py", "0.1"}, "/home/a"), job);
+}
+
+TEST(JobOf, IsTheNameOfTheProgramInPlainLetters) {
+  EXPECT_TRUE(JobOf({"/opt/bin/train it"}, "/").starts_with("train_it-"));
+  EXPECT_TRUE(JobOf({"python", "-m", "pkg.train", "x.py"}, "/").starts_with("pkg.train-"));
+  EXPECT_TRUE(JobOf({"sh", "-c", "a"}, "/").starts_with("sh-"));
+  EXPECT_TRUE(JobOf({"./.hidden"}, "/").starts_with("job.hidden-"));
+  EXPECT_EQ(JobOf({std::string(300, 'x')}, "/").size(), 40u + 9u);
+}
+
 TEST(EtcdMember, AMemberThatHasRunBeforeIsReplacedAndANewClusterIsBegunTogether) {
   const std::string others =
       R"({"ID":1,"name":"ropeteam-1","peerURLs":["http://b:2"],"clientURLs":["http://b:1"]},)"
