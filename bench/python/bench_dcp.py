@@ -14,6 +14,8 @@ torch.distributed.checkpoint, by the Checkpointer and by fsspec, with two daemon
     growth    of the training process's anonymous memory from the 5th to the 50th save
     lines     of code that a program needs for it
 
+With one rank, two rows more (many_tensors.py) say what a save of 10,000 tensors costs the training thread.
+
 The doors save in turns, so that a disturbance of this machine slows all of them. The first pass is discarded:
 afterwards staging memory, arena and page cache are warm. With several ranks the state is sharded by rows, all
 ranks save at the same time, and a pass counts the slowest. --files is the directory for files; it must not be
@@ -37,6 +39,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+import many_tensors
 from rows import row, show
 from two_nodes import BUILD, two_nodes
 
@@ -401,6 +404,8 @@ class Ranks:
         return taken
 
     def run(self) -> None:
+        import torch.distributed as dist
+
         doors = [door(self) for door in DOORS if door.name in self.options.doors]
         samples: dict[str, dict[str, list[float]]] = {}
 
@@ -424,6 +429,10 @@ class Ranks:
                 note("growth", door, self._growth(door))
         if self.rank == 0:
             self._report(samples)
+        if dist.get_world_size() == 1:
+            few, size, runs = self.options.tensors, self.options.size, self.options.runs
+            for entry in many_tensors.measure(self.rope, few, size, runs, self.step):
+                show(entry, self.options.json)
 
     def _growth(self, door: Door) -> float:
         """MiB of anonymous memory that 45 further saves took; the arena is not anonymous."""
@@ -482,8 +491,8 @@ def main() -> None:
     import json
 
     files = pathlib.Path(tempfile.mkdtemp(prefix="bench-dcp-", dir=options.files))
-    # Two committed steps, one being saved, one being persisted, and the small objects.
-    memory = f"{max(64, options.size * 5 >> 20)}M"
+    # Two committed steps, one being saved, one being persisted; and what 10,000 tensors take besides their bytes.
+    memory = f"{128 + (options.size * 5 >> 20)}M"
     own = [sys.executable, __file__, "--json", "--files", str(files)]
     for name in ("size", "tensors", "runs", "durable_runs"):
         own += [f"--{name.replace('_', '-')}", str(getattr(options, name))]

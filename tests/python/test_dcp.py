@@ -106,6 +106,8 @@ def test_the_second_save_of_a_structure_is_in_the_arena_when_async_save_returns(
         saved["list"].append(3)
         Held.go.set()
         future.result()
+        known = _staging.memory_of(rope).known
+        assert known.prepared is not None and known.hollow is not None, "made with the first save, in the background"
         assert equal(loaded(rope, step), state(float(step)))
     assert fake.fake_handles() == handles
 

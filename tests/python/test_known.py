@@ -162,3 +162,38 @@ def test_replicas_are_known_once_they_were_compared(ranks, known, monkeypatch):
     into = {name: torch.full_like(each, 7) for name, each in whole.items()}
     rt.load_tensors(clients[0], into, step=4)
     assert all(torch.equal(into[name], whole[name]) for name in whole)
+
+
+# ---- Client.save()
+
+
+def many(**changed):
+    return {**{f"t{i}": torch.full((3,), float(i)) for i in range(70)}, "n": {"a": 1}, "b": b"xy", **changed}
+
+
+def test_client_save_remembers_the_structure_of_many_objects(rope, known):
+    rope.save(1, many())
+    rope.save(2, many(t3=torch.arange(3.0), n={"a": 2}, b=b"longer"))
+    assert known == [True]
+    assert_loads(
+        rope, 2, {"t3": torch.arange(3.0), "n": {"a": 2}, "b": b"longer", "t69": torch.full((3,), 69.0)}
+    )
+    rope.save(3, many(t3=torch.ones(2, 2)))  # another shape
+    assert_loads(rope, 3, {"t3": torch.ones(2, 2), "t4": torch.full((3,), 4.0)})
+    assert known == [True, False]
+    rope.save(4, many(t3=torch.ones(4, 2).t()[:, :2].t()))
+    rope.save(5, {"few": torch.ones(1)})
+    assert known == [True, False, True, False] and rope._known is None
+
+
+def test_values_that_a_mapping_makes_are_held_while_they_are_saved(rope):
+    class Made(dict):
+        def items(self):
+            return ((name, torch.full((1000,), float(value))) for name, value in dict.items(self))
+
+        def values(self):
+            return (value for _, value in self.items())
+
+    for step in (1, 2):
+        rope.save(step, Made({f"t{i}": i + step for i in range(70)}))
+    assert_loads(rope, 2, {f"t{i}": torch.full((1000,), float(i + 2)) for i in range(70)})

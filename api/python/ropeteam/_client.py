@@ -30,6 +30,7 @@ from ._values import (
     decode_metadata,
     encode_index,
     encode_metadata,
+    is_tensor,
     new_tensor,
     object_info,
     target_memory,
@@ -125,6 +126,9 @@ def _is_alone() -> bool:
     )
 
 
+#: A save of fewer objects is described again each time: that takes less than the import of what remembers it.
+_KNOWN_FROM = 64
+
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
@@ -190,6 +194,7 @@ class Client:
         _open_clients.add(self)
         info = self.info()
         self._rank, self._world_size = info.rank, info.world_size
+        self._known: Any = None  # the structure of the last save(), a torch._known.Known
         #: The global ranks of the process group that forms this world, in its order; None: opened without a
         #: group.
         self._group_ranks: Sequence[int] | None = None
@@ -267,8 +272,17 @@ class Client:
                 f"objects is a {type(objects).__name__}: a mapping of names to tensors, buffers or JSON "
                 "values is needed"
             )
+        known = self._known
+        contents = None if known is None else known.contents(objects)
+        if contents is not None:
+            return contents
         sources = {name: Source(value, name) for name, value in objects.items()}
         infos = {name: source.info for name, source in sources.items()}
+        self._known = None
+        if len(infos) >= _KNOWN_FROM and any(map(is_tensor, objects.values())):
+            from .torch._known import Known  # imports torch
+
+            self._known = Known(objects, infos, {}, self._world_size)
         lengths = [info.length for info in infos.values() if info.at is None]
         return Contents(lambda save: save._put_many(sources), encode_index(infos, self._world_size), lengths)
 

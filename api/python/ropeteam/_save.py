@@ -8,6 +8,7 @@ import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from . import _native
 from ._errors import InvalidArgument
@@ -43,7 +44,7 @@ class Save:
         self._infos: dict[str, ObjectInfo] = {}
         self._index: bytes | None = None  # the index object, if the caller has encoded it
         self._reserved: list[memoryview] = []
-        self._lent: list[Memory] = []  # CUDA memory that is being copied until the commit
+        self._lent: list[Any] = []  # the owners of CUDA memory that is being copied until the commit
 
     def put(self, name: str, value: Value, *, background: bool = False) -> None:
         """Copies a tensor, buffer or JSON value into the shard; after the return the caller may reuse it. See

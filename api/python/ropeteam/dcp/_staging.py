@@ -63,6 +63,20 @@ class State:
         described.append(("", tuple(map(tuple, self.paths.values()))))
         return tuple(described)
 
+    def has(self, structure: Structure) -> bool:
+        """Whether this is its structure. It keeps nothing for each tensor: thousands of new tuples would make
+        the garbage collector pass over all objects of the program."""
+        if len(structure) != len(self.leaves) + 1 or len(structure[-1][1]) != len(self.paths):
+            return False
+        return all(
+            name == known and _describe(leaf) == about
+            for (name, leaf), (known, about) in zip(self.leaves.items(), structure)
+        ) and all(tuple(path) == known for path, known in zip(self.paths.values(), structure[-1][1]))
+
+    def on_host(self) -> bool:
+        tensors = (local_of(leaf) for leaf in self.leaves.values() if isinstance(leaf, torch.Tensor))
+        return all(tensor.device.type == "cpu" for tensor in tensors)
+
     def resolve(self, item: WriteItem) -> Any:
         """Resolves an item of this state like DefaultSavePlanner."""
         leaf = self.leaves[item.index.fqn]
@@ -70,10 +84,10 @@ class State:
             return _pickled_scalar(leaf, repr(leaf)) if type(leaf) in _SCALARS else pickled(leaf)
         return local_of(leaf)
 
-    def without_data(self) -> State:
-        """The same structure, for which a planner makes the same plan. It holds neither tensors' data nor
-        live values."""
-        return State({name: _hollow(leaf) for name, leaf in self.leaves.items()}, self.paths)
+    def without_data(self) -> dict[str, Any]:
+        """A state dict of the same structure, for which a planner makes the same plan. It holds neither
+        tensors' data nor live values."""
+        return State({name: _hollow(leaf) for name, leaf in self.leaves.items()}, self.paths).nested()
 
     def nested(self) -> dict[str, Any]:
         return dict(unflatten_state_dict(self.leaves, self.paths))
@@ -174,8 +188,8 @@ class Known:
     plan: SavePlan
     planner: type[SavePlanner]
     options: Options
-    #: Made when a state is first put into the arena with this plan.
-    hollow: State | None = None
+    #: Made in the background with the plan, or when a state is first put into the arena.
+    hollow: dict[str, Any] | None = None  # the state without its data, nested, which DCP only reads
     prepared: Any = None  # a Prepared
 
 

@@ -102,8 +102,9 @@ class _Results(list[Any]):
 class _Staged:
     """The result of stage() for the following save."""
 
-    #: If copied to memory: the copy.
+    #: If copied to memory: the copy, and whether the original is in host memory.
     state: State | None = None
+    on_host: bool = False
     #: If put into the arena: the plan used, its planner, and the results for write_data().
     plan: SavePlan | None = None
     planner: type[SavePlanner] | None = None
@@ -298,15 +299,15 @@ class StorageWriter(dcp_storage.StorageWriter, AsyncStager):  # type: ignore[mis
         self._staged = _Staged()
         try:
             state = State.of(state_dict)
-            structure = state.structure()
-            self._sink = sink = self._new_sink(structure)
             known = self._memory.known
+            structure = known.structure if known and state.has(known.structure) else state.structure()
+            self._sink = sink = self._new_sink(structure)
             fresh = self._step is not None and not self._used
-            if known and fresh and (structure, self._options) == (known.structure, known.options):
-                self._handover = Handover(self._stage_in_arena(sink, known, state).nested())
+            if known and fresh and structure is known.structure and self._options == known.options:
+                self._handover = Handover(self._stage_in_arena(sink, known, state))
             else:
                 staged = stage_in_memory(state)
-                self._staged.state = State.of(staged)
+                self._staged.state, self._staged.on_host = State.of(staged), state.on_host()
                 self._handover = Handover(staged)
             return self._handover
         except Exception as error:
@@ -324,7 +325,7 @@ class StorageWriter(dcp_storage.StorageWriter, AsyncStager):  # type: ignore[mis
         """Discards a staged state that was not saved. A writer need not be closed otherwise."""
         self._give_up()
 
-    def _stage_in_arena(self, sink: LocalSink, known: Known, state: State) -> State:
+    def _stage_in_arena(self, sink: LocalSink, known: Known, state: State) -> dict[str, Any]:
         filled = known.prepared.fill(state) if known.prepared else None
         if filled is not None:
             results = known.prepared.results
@@ -383,7 +384,12 @@ class StorageWriter(dcp_storage.StorageWriter, AsyncStager):  # type: ignore[mis
         layout = lay_out(plan, resolve, self._options, by_size)
         self._put(sink, layout)
         if state is not None and is_default(plan, state, given):
-            sink.learn(plan, type(planner), self._options)
+            made: tuple[Any, ...] = ()
+            if isinstance(sink, LocalSink) and self._staged.on_host:
+                # Here in the background, so that the next save does not block training for it. The copy has
+                # the structure of the original, and only that counts.
+                made = (state.without_data(), prepare(layout, state))
+            sink.learn(plan, type(planner), self._options, *made)
         return layout.results
 
     def _as_staged(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:

@@ -2,8 +2,8 @@
 """A save with the structure of the previous one: only the addresses of its tensors are new.
 
 A description of 400 tensors takes 8 ms in Python, as long as a copy of 150 MiB, and training waits meanwhile.
-So the description of the last save is kept, without its tensors. The next save compares each tensor with its
-description and reads the address."""
+So save_tensors() and Client.save() keep the description of the last save, without its tensors. The next save
+compares each tensor with its description and reads the address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 
 from .._native import PART_BACKGROUND, encode_name
 from .._save import Contents, Save
-from .._values import ObjectInfo, Source, encode_index, is_tensor, part_info, plain_tensor
+from .._values import ObjectInfo, Source, encode_index, is_tensor, plain_tensor
 from ._pieces import Piece
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -49,20 +49,21 @@ class Known:
     """The structure of a save. It holds no tensor."""
 
     def __init__(
-        self, objects: Mapping[str, Any], made: Mapping[str, Any], tied: Mapping[str, str], world_size: int
+        self,
+        objects: Mapping[str, Any],
+        infos: Mapping[str, ObjectInfo],
+        tied: Mapping[str, str],
+        world_size: int,
     ) -> None:
-        """`objects` as the caller gave them; `made` has a Part for each tensor; `tied` has for each tensor
-        the first name for the same memory."""
-        infos: dict[str, ObjectInfo] = {}
+        """`objects` as the caller gave them, and their descriptions; `tied` has for each tensor the first
+        name for the same memory."""
         self._descriptions: dict[str, Any] = {}
         addresses = {}
         for name, value in objects.items():
             tensor = _tensor_of(value, name)
             if tensor is None:
-                infos[name] = Source(value, name).info
                 self._descriptions[name] = infos[name].kind
             else:
-                infos[name] = part_info(made[name])
                 self._descriptions[name] = _description(value, tensor)
                 addresses[name] = tensor.data_ptr()
         self._places = len(set(addresses.values()))
@@ -70,12 +71,14 @@ class Known:
         self._index = encode_index(infos, world_size)
         #: For each object that this rank stores: its length, and the place of its name in the text.
         self._stored: dict[str, tuple[int, int]] = {}
-        text = b""
+        names: list[bytes] = []
+        at = 0
         for name, info in infos.items():
             if info.at is None:
-                self._stored[name] = (info.length, len(text))
-                text += encode_name(name) + b"\0"
-        self._text = ctypes.create_string_buffer(text)
+                self._stored[name] = (info.length, at)
+                names.append(encode_name(name))
+                at += len(names[-1]) + 1
+        self._text = ctypes.create_string_buffer(b"\0".join(names))
 
     def contents(self, objects: Mapping[str, Any]) -> Contents | None:
         """The same objects with their present contents, which must stay until the save's commit. None:
@@ -89,6 +92,7 @@ class Known:
         streams: dict[torch.device, int] = {}
         text = ctypes.addressof(self._text)
         for name, value in objects.items():
+            held.append(value)  # a mapping may make its values when they are asked for
             tensor = _tensor_of(value, name)
             stream = 0
             if tensor is None:
@@ -120,6 +124,6 @@ class Known:
 
         def put(save: Save) -> None:
             save._put_named(fields)
-            held.clear()
+            save._lent.extend(held)  # memory of a GPU is copied until the commit
 
         return Contents(put, self._index, lengths)

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from .._client import DEFAULT_TIMEOUT, Client, Level
 from .._errors import Aborted, DeadlineExceeded, InvalidArgument, RopeteamError, Unsupported
-from .._values import Part, Value, is_tensor
+from .._values import Part, Source, Value, is_tensor, part_info
 from ._known import Known
 from ._pieces import Held, Piece, held
 
@@ -142,7 +142,11 @@ class _Remembered:
         agreement = _agreement(said)
         saved = self._save(step, made, agreement, options)
         if not sums:
-            known = Known(objects, made, tied, client.info().world_size)
+            infos = {
+                name: part_info(made[name]) if name in tensors else Source(each, name).info
+                for name, each in objects.items()
+            }
+            known = Known(objects, infos, tied, client.info().world_size)
             self._last = _Last((alone, replicated), decision, agreement, known)
         return saved
 
