@@ -44,6 +44,14 @@ def test_every_door_is_measured(tmp_path):
     assert not list(tmp_path.glob("bench-dcp-*"))
 
 
+def test_many_tensors_are_measured(tmp_path):
+    options = ["--size", "8M", "--tensors", "8", "--runs", "1", "--durable-runs", "1", "--doors", "dcp.async_save"]
+    found = rows("bench_dcp.py", *options, "--files", str(tmp_path))
+    for name in ("Client.save", "ropeteam.dcp"):
+        assert found[f"dcp/many_tensors/{name}"]["baseline_name"] == "8 tensors + 5 us each"
+        assert found[f"dcp/many_tensors/{name}"]["ratio"] > 0
+
+
 def test_a_training_step_is_measured():
     found = rows("bench_step.py", "--steps", "10", "--width", "64", "--layers", "2")
     assert found["step/with_save_vs_without"]["runs"] == 10
