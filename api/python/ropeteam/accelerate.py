@@ -88,8 +88,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         """Loads the step whose number is at the end of `input_dir`, or else the latest, and returns its
         number. None: nothing has been saved, and nothing is changed.
 
-        NotFound: there is no such step, or the prepared objects differ. InvalidArgument: the step does not
-        fit the prepared and registered objects. Unsupported: as save_state().
+        NotFound: there is no such step. InvalidArgument: the step does not fit the prepared and registered
+        objects. Unsupported: as save_state().
         """
         self._check_supported(self._load_model_state_pre_hook)
         loaded = load_state(

@@ -182,7 +182,7 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
         options: dict[str, Any] = {"rng": False, "strict": strict, "timeout": self._timeout}
         try:
             own = _checkpoint_in(load_state(client, model, by_number(optimizers), step=step, **options))
-        except NotFound as error:
+        except (InvalidArgument, NotFound) as error:
             raise FileNotFoundError(f"{path}: {error}") from error
         self._keep_rng(step, own)
         return {name: value for name, value in own.items() if name != _RNG}
