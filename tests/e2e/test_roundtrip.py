@@ -119,14 +119,16 @@ def test_a_full_arena_refuses_the_save_and_keeps_the_older_steps(cluster):
     with node.open(0, 1) as rope:
         rope.save(1, {"data": payload(0, 1, 1_000_000)}, wait=Level.COMMITTED)
         report = node.local_status()
-        with pytest.raises(ropeteam.NoSpace) as raised:
+        with pytest.raises(ropeteam.InvalidArgument, match="larger than the arena of 60.0 MiB: .* needs --memory"):
             rope.begin(2, bytes=1 << 30, objects=1)
+        with pytest.raises(ropeteam.NoSpace) as raised:
+            rope.begin(2, bytes=14 << 22, objects=1)
         said = re.search(
             r"needed (\d+) chunks \((\d+) bytes\), free (\d+) \((\d+) bytes\), limit (\d+) \((\d+) bytes, by --memory\)",
             str(raised.value),
         )
         assert said, raised.value
-        needed = 257  # 1 GiB in chunks of 4 MiB, and one for the manifest
+        needed = 15  # chunks of 4 MiB, one of them for the manifest: the whole arena
         free, limit = report["chunks_free"], report["chunks_total"]
         expected = [needed, needed << 22, free, free << 22, limit, limit << 22]
         assert [int(number) for number in said.groups()] == expected

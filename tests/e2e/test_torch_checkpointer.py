@@ -4,6 +4,7 @@ it."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -282,3 +283,69 @@ def test_a_program_that_goes_back_mixes_no_two_runs(cluster):
     assert torch_ranks.run(2, None, go_back, node.socket) == [1, 1]
     restored = torch_ranks.run(2, None, resume, node.socket)
     assert [(start, value) for start, value, _ in restored] == [(2, 1000.0), (2, 1001.0)]
+
+
+def test_an_older_step_is_refused_at_once_in_the_same_words(cluster, monkeypatch):
+    """It would be released as soon as it was saved. A number that begins again in each epoch is such a step."""
+    import ropeteam
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from ropeteam.dcp import StorageWriter
+    from ropeteam.torch import Checkpointer, save_state
+
+    (node,) = cluster(1).nodes
+    monkeypatch.setenv("ROPETEAM_SOCKET", node.socket)
+    model = torch.nn.Linear(4, 4)
+    with node.open(0, 1) as rope:
+        ckpt = Checkpointer(model=model, client=rope)
+        assert ckpt.step(98) and ckpt.step(99)
+        rope.wait(99)
+        calls = {
+            "Client.save": lambda: rope.save(3, {"a": b"1"}),
+            "Client.begin": lambda: rope.begin(98),
+            "save_state": lambda: save_state(rope, 3, model),
+            "Checkpointer": lambda: ckpt.step(98),
+            "another Checkpointer": lambda: Checkpointer(model=model, client=rope).step(3),
+            "dcp.save": lambda: dcp.save({"w": torch.ones(3)}, storage_writer=StorageWriter(rope, 3)),
+        }
+        with contextlib.suppress(ImportError):
+            import fsspec
+
+            ropeteam.register_fsspec()
+            fs = fsspec.filesystem("ropeteam", client=rope)
+            calls["fsspec"] = lambda: fs.open("ropeteam://3/a", "wb")
+        for name, call in calls.items():
+            with pytest.raises(BaseException) as raised:
+                call()
+            assert re.search(r"step \d+ is not newer than 99: use one counter across epochs", str(raised.value)), name
+        with pytest.raises(ropeteam.AlreadyExists, match="step 99 is not newer than 99"):
+            rope.save(99, {"a": b"1"})
+        assert rope.latest().step == 99
+    # After a restart the program may go back: 51 is the newest step then, although 99 existed.
+    with node.open(0, 1) as rope:
+        assert rope.latest().step == 99
+        rope.save(51, {"a": b"1"}, wait=ropeteam.Level.COMMITTED)
+    with node.open(0, 1) as rope:
+        assert rope.latest().step == 51
+
+
+def test_a_restore_says_from_where(cluster, caplog):
+    import torch
+    from ropeteam.torch import Checkpointer
+
+    caplog.set_level(logging.INFO, "ropeteam")
+    nodes = cluster(4)
+    model = torch.nn.Linear(512, 512, bias=False)
+    with nodes[0].open(0, 1, "run") as rope:
+        assert Checkpointer(model=model, client=rope).step(7)
+        rope.wait(7)
+        with rope.view(7) as view:
+            assert view.origin == "memory"
+    # The rank moves to a node without a copy.
+    other = next(node for node in nodes if not node.local_status()["copies"])
+    with other.open(0, 1, "again") as rope:
+        ckpt = Checkpointer(model=model, client=rope)
+        assert ckpt.load_latest() == 8
+        assert ckpt.loaded.origins == {"peers"} and ckpt.loaded.bytes == 1 << 20
+        [line] = [each.getMessage() for each in caplog.records if "is restored" in each.getMessage()]
+        assert line.startswith("step 7 is restored from the memory of other nodes: 1.0 MiB in ")
