@@ -104,13 +104,29 @@ def test_the_pytorch_quick_start_trains_to_its_end_when_no_save_finds_room(clust
         node,
         tmp_path,
         """
+        def full(*arguments, **options):
+            raise ropeteam.NoSpace("needed 25 chunks")
+        ropeteam.Client.begin = full
+        """,
+    )
+    check_trained_to_the_end(done, [1, 2, 4, 8], ".*?needed")  # ten failures give four warnings
+    assert node.status()["latest"] is None
+
+
+def test_the_pytorch_quick_start_ends_at_once_when_no_save_can_ever_fit(cluster, tmp_path):
+    (node,) = cluster(1, memory="64M").nodes
+    done = run_quickstart(
+        node,
+        tmp_path,
+        """
         from ropeteam.torch import _state
         small = _state.training_state
         _state.training_state = lambda *a, **k: {**small(*a, **k), "large": bytes(100_000_000)}
         """,
     )
-    check_trained_to_the_end(done, [1, 2, 4, 8], ".*?needed")  # ten failures give four warnings
-    assert node.status()["latest"] is None
+    assert done.returncode != 0
+    needed = "a shard of 96.0 MiB is larger than the arena of 60.0 MiB: the daemon needs --memory 578M"
+    assert f"InvalidArgument: {needed} (3 steps x 1 copies x 2 ranks x 96.0 MiB)" in done.stderr
 
 
 def test_the_pytorch_quick_start_trains_to_its_end_when_its_daemon_dies_for_good(cluster, tmp_path):
