@@ -500,7 +500,8 @@ TimeUs Engine::Impl::NextTimer() const {
                          parts_.range_holder.NextTimer(), parts_.range_reader.NextTimer(),
                          parts_.scrubber.NextTimer(), parts_.rekeyer.NextTimer(), parts_.drainer.NextTimer(),
                          parts_.links.NextTimer(), parts_.leader.NextTimer()});
-  if (context_.has_lease()) due = std::min(due, context_.lease_until);
+  // Also after an input that came when the lease had just ended: NoteLease() is still due.
+  if (context_.lease_until != 0 && !lease_lost_) due = std::min(due, context_.lease_until);
   return std::min(due, InventoryDue());
 }
 

@@ -227,6 +227,15 @@ TEST_F(LedEngine, BelievesNoLeaderWithoutALease) {
   EXPECT_TRUE(GrantsAReplicaOfTenChunks());
 }
 
+TEST_F(LedEngine, NotesTheEndOfItsLeaseAlsoIfAnotherInputComesFirst) {
+  engine_->OnLease(2, 3);
+  EXPECT_LE(engine_->NextTimer(), 3u);
+  engine_->OnSessionOpened(4, 1);
+  ASSERT_LE(engine_->NextTimer(), 4u);
+  engine_->OnTimer(4);
+  EXPECT_EQ(engine_->Metrics().local.leases_lost, 1u);
+}
+
 // Its pin belongs to the incarnation itself, but must be older.
 TEST_F(LedEngine, BelievesNoIncarnationThatCannotBe) {
   LeaderState state;
