@@ -51,7 +51,7 @@ Inventory Sample() {
   for (Rank rank = 0; rank < 2; ++rank) {
     inventory.report.sessions.push_back({rank, 2, kIncarnations + 1, 7 + rank, true, 1, 2, {3}});
     inventory.report.copies.push_back(
-        {{kIncarnations + 1, 1, rank}, 2, 1, 4096, Role::kOwn, true, {}, 77, false});
+        {{kIncarnations + 1, 1, rank}, 2, 1, 4096, Role::kOwn, true, false, true, {}, 77});
   }
   return inventory;
 }
