@@ -63,11 +63,8 @@ Coordinator::Outputs Coordinator::Received(TimeUs now, ConnectionId connection, 
   }
   const auto bound = connections_.find(connection);
   if (bound == connections_.end() || bound->second.node == kNoNode) {
-    const bool claims = std::any_of(claims_.begin(), claims_.end(), [connection](const auto& entry) {
-      return entry.second.connection == connection;
-    });
     // An unknown connection, perhaps from before a restart: the node must register first.
-    if (!claims || std::holds_alternative<LeaveMessage>(message)) Drop(connection);
+    Drop(connection);
     return End();
   }
   Record* record = &records_.at(bound->second.node);
@@ -78,7 +75,6 @@ Coordinator::Outputs Coordinator::Received(TimeUs now, ConnectionId connection, 
     if (record->probe_until != 0 && answer->nonce == record->nonce) {
       record->probe_until = 0;
       LOG_INFO("membership probe answered, node %s stays", record->member.name.c_str());
-      RefuseClaim(*record);
     }
   } else if (const auto* suspicion = std::get_if<Suspicion>(&message)) {
     OnSuspicion(*record, *suspicion);
@@ -191,7 +187,6 @@ void Coordinator::MoveDeadlines(TimeUs by, TimeUs now) {
 
 Coordinator::Outputs Coordinator::End() {
   if (now_ >= scan_at_) Scan();
-  if (!claims_.empty()) GrantClaims();
   if (std::exchange(judge_leader_, false)) JudgeLeader();
   if (holding_ && IsConfirmed() && (now_ >= hold_until_ || HoldMayEnd())) EndHold();
   if (!leases_open_ && !holding_ && now_ >= predecessor_until_) OpenLeases();
@@ -233,7 +228,6 @@ void Coordinator::Register(ConnectionId connection, const Registration& registra
   if (const auto found = records_.find(member.id); found != records_.end())
     return RegisterAgain(&found->second, connection, registration);
   if (Status status = CheckInstance(registration); !status.ok()) return Refuse(connection, status);
-  if (Record* holder = HolderOf(member); holder != nullptr) return Wait(holder, connection, registration);
 
   const size_t others = records_.size() - names_.count(member.name);
   if (others >= kNodesMax)

@@ -10,8 +10,7 @@
 //   ---------------   -------------------------------------------   ---------------------------------------------------
 //   well              it registered, and is heard                   -> probed: connection lost, or suspected
 //                                                                   -> out: silent for dead_after, left, replaced
-//   probed            its connection broke, a node suspects it,     -> well: it registers again, or answers the probe;
-//                     or another instance has come under its name      the other instance is refused then
+//   probed            its connection broke, or a node suspects it   -> well: it registers again, or answers the probe
 //                                                                   -> out: neither within probe_ms
 //   out               it left the members, for any reason           never: its id is remembered and refused
 //
@@ -220,11 +219,6 @@ class Coordinator {
     NodeId node = kNoNode;  // kNoNode: has not registered yet
     TimeUs opened_at = 0;
   };
-  // An instance whose name another one has, which is probed.
-  struct Claim {
-    ConnectionId connection = kNoConnection;
-    Registration registration;
-  };
 
   // Every public input begins and ends with these two.
   void Begin(TimeUs now);
@@ -281,13 +275,6 @@ class Coordinator {
   void KeepView();
   void Drop(ConnectionId connection);
 
-  // coordinator_claims.cc
-  // The connected instance of this name, which the registrant may replace only if it does not answer; null: none.
-  Record* HolderOf(const Member& registrant);
-  void Wait(Record* holder, ConnectionId connection, const Registration& registration);
-  void RefuseClaim(const Record& holder);
-  void GrantClaims();  // those whose name is free
-
   // coordinator_hold.cc
   bool HoldMayEnd();
   void EndHold();
@@ -333,7 +320,6 @@ class Coordinator {
   std::map<NodeId, Record> records_;
   std::multimap<std::string, NodeId> names_;  // of records_; several per name only during the hold
   std::map<ConnectionId, Connection> connections_;
-  std::map<std::string, Claim> claims_;  // by name
   std::deque<NodeId> removed_order_;
   std::set<NodeId> removed_;
 

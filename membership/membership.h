@@ -8,10 +8,8 @@
 //   grow after a restart of the coordinator, because every node that registers reports the last one it saw.
 // * A member that is silent for `dead_after_ms` leaves the view. After a connection reset or ReportSuspect(),
 //   membership probes the member at once. If the member does not answer within `probe_ms`, it leaves the view.
-// * A node that returns under its name joins as a new instance (another NodeId); the older one leaves in the same view.
-//   That happens at once if the older one's connection is closed, else as soon as it leaves a probe unanswered. So a
-//   stale registration blocks a new one for probe_ms at most. While the older one answers, the newcomer is refused: two
-//   nodes were given one name. A join removes no other member.
+// * A node that returns under its name joins as a new instance (another NodeId); the older one leaves in the same view,
+//   at once. A stale registration never blocks a new one. A join removes no other member.
 // * An instance that left a view never returns to one: the others have fenced its NodeId. If it is still alive, it gets
 //   on_refused() and may Rejoin() under another NodeId.
 // * The leader is the member that has been in the view longest when the former one leaves. It stays the leader until it
@@ -171,8 +169,8 @@ class Membership {
     std::function<void(const View&)> on_view;
     // This instance is out. Membership stops trying until Rejoin(). The message has the reason and the nodes. By code:
     //   kStale            declared dead while alive, because the others did not hear it: Rejoin() as a new instance.
-    //   kAlreadyExists    another instance with this node's name has replaced it, or is a member and answers: end the
-    //                     process.
+    //   kAlreadyExists    another instance with this node's name has replaced it: end the process, or the two would replace
+    //                     each other again and again.
     //  kInvalidArgument  another job, chunk size, data transport or setting, or a name or address over its limit.
     //  kUnsupported      no protocol version in common with the others.
     //  kNoSpace          the job has kNodesMax nodes.

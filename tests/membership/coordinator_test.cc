@@ -550,8 +550,8 @@ TEST_F(CoordinatorTest, ANodeThatSaidWhatItHasSeenIsSentWhatChangedSince) {
         if (!std::holds_alternative<HeartbeatAnswer>(send->message)) sent[send->connection] = send->message;
   };
   now_ += 100'000;
-  coordinator_->Closed(now_, 5);
-  note(Register(From("n5", 6)));
+  Registration restarted = From("n5", 6);
+  note(Register(restarted));
   const ViewStatePtr last = coordinator_->view();
   ASSERT_TRUE(sent.contains(1) && sent.contains(2));
   EXPECT_FALSE(sent.contains(4)) << "it has one under way that it has not acknowledged";

@@ -167,57 +167,19 @@ TEST_F(MembershipStory, OneOrdinalTwiceIsOrderedByName) {
 
 TEST_F(MembershipStory, ARestartedNodeReplacesItsOldInstanceInOneView) {
   StartThree();
-  cluster_.Crash(b_, /*reset=*/false);  // its host: the connection stays open, and a probe has no answer
+  cluster_.Crash(b_, /*reset=*/false);  // not noticed yet
   const NodeId b2 = cluster_.Add("b", 1);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 270));
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 100));
   EXPECT_EQ(cluster_.Views(a_).size(), 2u);
   EXPECT_FALSE(cluster_.Sees(a_, b_));
   EXPECT_TRUE(cluster_.Sees(a_, b2));
-}
-
-TEST_F(MembershipStory, ARestartedNodeWhoseConnectionClosedWaitsForNothing) {
-  StartThree();
-  cluster_.Crash(b_, /*reset=*/true);
-  const NodeId b2 = cluster_.Add("b", 1);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Converged(); }, 10));
-  EXPECT_EQ(cluster_.Views(a_).size(), 2u);
-  EXPECT_TRUE(cluster_.Sees(a_, b2));
-}
-
-TEST_F(MembershipStory, ASecondNodeOfANameIsRefusedWhileTheFirstAnswers) {
-  StartThree();
-  const NodeId twin = cluster_.Add("b", 1);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return !cluster_.Refusals(twin).empty(); }, 10));
-  EXPECT_EQ(cluster_.Refusals(twin)[0].code(), Code::kAlreadyExists);
-  EXPECT_THAT(cluster_.Refusals(twin)[0].message(), HasSubstr("node b is in the job as instance "));
-  cluster_.RunFor(3000);
-  for (const NodeId node : {a_, b_, c_}) EXPECT_EQ(cluster_.Views(node).size(), 1u) << "nobody is disturbed";
-  EXPECT_TRUE(cluster_.Refusals(b_).empty());
-  // Once the first has left, the name is free.
-  cluster_.Leave(b_);
-  const NodeId next = cluster_.Add("b", 1);
-  EXPECT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, next); }, 10));
-}
-
-// The second's heartbeats come while the first is being probed, and a third one claims the name meanwhile.
-TEST_F(MembershipStory, OfTwoThatClaimTheNameOfADeadNodeTheLastGetsIt) {
-  StartThree();
-  cluster_.Crash(b_, /*reset=*/false);
-  const NodeId second = cluster_.Add("b", 1);
-  cluster_.RunFor(220);
-  const NodeId third = cluster_.Add("b", 1);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, third); }, 50));
-  ASSERT_EQ(cluster_.Refusals(second).size(), 1u);
-  EXPECT_THAT(cluster_.Refusals(second)[0].message(), HasSubstr("node b has another instance by now"));
-  EXPECT_TRUE(cluster_.Refusals(third).empty());
-  EXPECT_EQ(cluster_.Views(a_).size(), 2u);
 }
 
 TEST_F(MembershipStory, AZombieOfAReplacedInstanceIsToldSoAndStaysOut) {
   StartThree();
   cluster_.Cut(b_, true);
   const NodeId b2 = cluster_.Add("b", 1);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2); }, 300));
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2); }, 100));
   cluster_.Cut(b_, false);
   cluster_.RunFor(3000);
   ASSERT_EQ(cluster_.Refusals(b_).size(), 1u);
@@ -230,7 +192,7 @@ TEST_F(MembershipStory, AZombieStaysOutOverARestartOfTheCoordinator) {
   StartThree();
   cluster_.Cut(b_, true);
   const NodeId b2 = cluster_.Add("b", 1);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2) && cluster_.Sees(b2, b2); }, 300));
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2) && cluster_.Sees(b2, b2); }, 100));
   cluster_.CrashCoordinator();
   cluster_.Cut(b_, false);
   cluster_.RestartCoordinator();
@@ -443,7 +405,7 @@ TEST_F(MembershipStory, AReplacedInstanceMayHoldItsLeaseForAsLongAsTheViewSays) 
   cluster_.Stop(b_);  // it is alive and will act when it continues
   const TimeUs until = cluster_.LeaseUntil(b_);
   const NodeId b2 = cluster_.Add("b", 1);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2); }, 300));
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2); }, 100));
   EXPECT_GT(until, cluster_.now()) << "else this story shows nothing";
   EXPECT_GE(cluster_.now() + cluster_.Views(a_).back().settle_us, until);
   EXPECT_LE(cluster_.Views(a_).back().settle_us, 610 * kMs);
@@ -460,7 +422,7 @@ TEST_F(MembershipStory, AViewAlsoSettlesForThoseWhoLeftInTheOneBefore) {
   cluster_.RunFor(500);
   cluster_.Stop(b_);
   const NodeId b2 = cluster_.Add("b", 1);
-  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2) && cluster_.Sees(b2, b2); }, 300));
+  ASSERT_TRUE(cluster_.RunUntil([&] { return cluster_.Sees(a_, b2) && cluster_.Sees(b2, b2); }, 100));
   cluster_.Leave(c_);  // it returns its own lease
   ASSERT_TRUE(cluster_.RunUntil([&] { return !cluster_.Sees(b2, c_); }, 100));
   EXPECT_GE(cluster_.now() + cluster_.Views(b2).back().settle_us, cluster_.LeaseUntil(b_));
