@@ -466,10 +466,8 @@ void Engine::Impl::SendInventory() {
   inventory.restores = context_.restores;
   inventory.policy = context_.policy;
   const NodeFacts& facts = context_.store.facts();
-  const RosterRecord& announced = context_.announced.roster;
   inventory.roster = {facts.roster_revision, facts.roster_epoch, static_cast<uint32_t>(facts.roster_nodes),
                       context_.store.roster_names()};
-  if (facts.roster_revision == 0 && announced.revision == 0) inventory.roster.nodes = announced.nodes;
   inventory.newest_committed = facts.committed;
   inventory.joined = context_.joined;
   const auto& message = inventory_.Send(context_.now, std::move(inventory), context_.protocol);

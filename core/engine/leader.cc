@@ -181,8 +181,7 @@ void Leader::Learn(MemberState* member, bool was_short, const InventoryChange& c
   const bool leaves = table_.SetLeaving(member->id, inventory.report.leaving);
   if (redundancy_.OnCopies(member->id, change.after) || table_.losses() != losses_ || leaves) RestoreSoon();
   losses_ = table_.losses();
-  dirty_ = dirty_ || (complete() && roster_.CountTogether()) ||
-           (roster_.Behind() && MayRenewRoster(state_.listed)) || table_.version() != table_seen_ ||
+  dirty_ = dirty_ || (roster_.Behind() && MayRenewRoster(state_.listed)) || table_.version() != table_seen_ ||
            incarnations_.version() != incarnation_seen_;
 }
 
@@ -412,7 +411,6 @@ void Leader::Announce() {
   ReleaseAbandoned();
   ListCommits(&state);
   if (MayRenewRoster(state.listed)) roster_.Renew();
-  roster_.CountTogether();
   // A step that is too old to be listed releases nothing, because no rank is told of it.
   persistence_.Judge(state.told, incarnations_.current());
   if (!state.told.empty()) restores_.OnCommitted(*state.told.rbegin());

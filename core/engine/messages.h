@@ -211,8 +211,7 @@ inline constexpr size_t kPastTokensMax = 32;
 struct RosterRecord {
   uint64_t revision = 0;  // grows with every change; 0: there is no roster
   Epoch epoch = 0;        // of the view whose members are the roster
-  uint32_t nodes =
-      0;  // of them, less those that an operator has given up; with revision 0 those that were together
+  uint32_t nodes = 0;     // of them, less those that an operator has given up
   // Of the first ones, as far as they are known. Empty in an announcement.
   std::vector<std::string> names;
   auto Fields() { return std::tie(revision, epoch, nodes, names); }

@@ -35,8 +35,6 @@ void Roster::Learn(NodeId member, const Inventory& inventory) {
                      inventory.report.leaving};
   const auto [known, fresh] = members_.try_emplace(member, now);
   if (fresh || !(known->second == now)) counts_.reset();
-  if (fresh && record_.revision == 0 && inventory.roster.revision == 0)
-    record_.nodes = std::max(record_.nodes, inventory.roster.nodes);
   known->second = now;
   newest_committed_ = std::max(newest_committed_, inventory.newest_committed);
   const auto age = [](const RosterRecord& record) {
@@ -69,7 +67,7 @@ Roster::Counts Roster::Count() const {
   const auto staying = static_cast<uint32_t>(std::count_if(
       members_.begin(), members_.end(), [](const auto& member) { return !member.second.leaving; }));
   if (record_.revision == 0 || context_.protocol < kRosterSince)
-    return {std::max(context_.view.settings.nodes, record_.nodes), members.size(), 0, false, staying};
+    return {context_.view.settings.nodes, members.size(), 0, false, staying};
   Counts counts{record_.nodes, 0, 0, false, staying};
   for (const Member& member : members) {
     const auto known = members_.find(member.id);
@@ -121,15 +119,6 @@ bool Roster::Behind() const {
   return record_.revision == 0 || record_.epoch != context_.view.epoch || record_.nodes > Counted().staying;
 }
 
-bool Roster::CountTogether() {
-  const uint32_t staying = Counted().staying;
-  if (record_.revision != 0 || record_.nodes == staying || context_.protocol < kRosterSince || !MayChoose())
-    return false;
-  record_.nodes = staying;
-  counts_.reset();
-  return true;
-}
-
 void Roster::Renew() {
   if (!Behind()) return;
   record_ = {record_.revision + 1, context_.view.epoch, Counted().staying, RosterNames(context_.view)};
@@ -144,7 +133,8 @@ Status Roster::Forget(const std::string& node) {
                             : std::find(forgotten_.begin(), forgotten_.end(), node) != forgotten_.end();
   const size_t missing = Missing();
   if (repeated && (!node.empty() || missing == 0)) return OkStatus();
-  if (missing == 0) return Error(Code::kNotFound, "no node that may know of a newer commit is missing");
+  if (record_.revision == 0 || missing == 0)
+    return Error(Code::kNotFound, "no node that may know of a newer commit is missing");
   std::vector<std::string> gone = MissingNames();
   const size_t unnamed = missing - gone.size();
   if (!node.empty()) {
@@ -158,15 +148,11 @@ Status Roster::Forget(const std::string& node) {
   } else if (unnamed != 0) {
     gone.push_back(std::to_string(unnamed) + " without a known name");
   }
-  if (record_.revision == 0) {
-    Renew();
-  } else {
-    record_.nodes -= static_cast<uint32_t>(node.empty() ? missing : 1);
-    for (const std::string& name : gone) std::erase(record_.names, name);
-    record_.revision += gone.size();  // members that have missed an announcement compare it with forgotten()
-  }
+  record_.nodes -= static_cast<uint32_t>(node.empty() ? missing : 1);
+  for (const std::string& name : gone) std::erase(record_.names, name);
   forgotten_.insert(forgotten_.end(), gone.begin(), gone.end());
   counts_.reset();
+  record_.revision += gone.size();  // members that have missed an announcement compare it with forgotten()
   ++version_;
   LOG_WARNING("an operator gives up %s: what only these nodes know is lost",
               node.empty() ? "all missing nodes" : node.c_str());

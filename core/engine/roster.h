@@ -55,8 +55,7 @@ class Roster {
   void OnView();
   void Learn(NodeId member, const Inventory& inventory);
 
-  // Without a roster nothing is known to be committed, and the nodes that the launcher starts count in its place; or those
-  // that were together (CountTogether), if they are more.
+  // Without a roster nothing is known to be committed, and the nodes that the launcher starts count in its place.
   size_t Missing() const;
   bool MayChoose() const;
   // "node-0 and node-3", or how many where the names are not known.
@@ -64,19 +63,14 @@ class Roster {
   // The newest step that a member has heard to be committed, also if no member has a copy of it; {0, 0}: none.
   const StepId& newest_committed() const { return newest_committed_; }
 
-  // Before the first commit: the members may decide what is restored, so those of them that stay count from now on. The
-  // launcher of an elastic job starts any number of nodes from a least one, and fewer than were together are not all.
-  // True: their number has changed. Only memory has it: a job that begins anew with empty daemons waits for nobody.
-  bool CountTogether();
   // The newest commit has all its copies on the members that stay: they are the roster from now on.
   void Renew();
   bool Behind() const;  // the roster is not that of this view's members that stay
   // An operator gives up a missing node, or every missing node (empty). A repeat changes nothing. kNotFound: no such
-  // node is missing, or none whose name is known; kInvalidArgument: the node is here.
+  // node is missing; kInvalidArgument: the node is here.
   Status Forget(const std::string& node);
 
-  // Revision 0: there is none, and it has only the number of CountTogether().
-  const RosterRecord& record() const { return record_; }
+  const RosterRecord& record() const { return record_; }  // revision 0: there is none
   // Given up since the roster was renewed. Members remove them from their lists of names.
   const std::vector<std::string>& forgotten() const { return forgotten_; }
   uint64_t version() const { return version_; }  // grows with every change of record()

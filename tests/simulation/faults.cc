@@ -221,6 +221,10 @@ void Faults::StopCoordinator() {
 // As when an operator replaces a coordinator's node that is only unreachable.
 void Faults::StartSecondCoordinator() {
   if (cluster_.membership().coordinators() != 1) return;
+  // Before the first commit nobody knows of nodes beyond --nodes, and nothing is promised to two sides of so many.
+  const Options& options = cluster_.options();
+  const bool elastic = options.nodes_announced != 0 && options.nodes_announced < options.nodes;
+  if (elastic && !cluster_.checker().newest_committed()) return;
   Random& random = cluster_.random();
   cluster_.Trace("a second coordinator starts");
   cluster_.StartCoordinator();

@@ -230,36 +230,6 @@ TEST_F(Roster, AnElasticJobMissesTheNodesThatItHad) {
   RestoreEverywhere(2, 1);
 }
 
-// The same before the first commit. Three of the four saved step 1, and commit it as soon as they meet again. So the
-// fourth does not say that nothing is saved, until an operator gives them up.
-TEST_F(Roster, AnElasticJobMissesTheNodesThatItHadBeforeTheFirstCommit) {
-  StartNodes(1);
-  const std::vector<size_t> more = {AddSpare(), AddSpare(), AddSpare()};
-  AwaitMembers({0, more[0], more[1], more[2]});
-  StartWorld(1, {0, more[0], more[1], more[2]});
-  StopKeepingMemory(more);
-  AwaitMembers({0});
-  StartWorld(2, {0});
-  EXPECT_THAT(AskLatest(2, 0, 5 * kSecond).message(), HasSubstr("missing 3 nodes"));
-  EXPECT_EQ(Forget(0, "node1").code(), Code::kNotFound);
-  ASSERT_TRUE(Forget(0, "").ok());
-  EXPECT_EQ(Latest(2, 0), std::nullopt);
-}
-
-// Drained nodes are not missed.
-TEST_F(Roster, AnElasticJobThatWasDrainedBeforeTheFirstCommitMissesNobody) {
-  StartNodes(1);
-  const std::vector<size_t> more = {AddSpare(), AddSpare(), AddSpare()};
-  AwaitMembers({0, more[0], more[1], more[2]});
-  for (const size_t host : more) {
-    cluster_->Drain(host, 30 * kSecond);
-    ASSERT_TRUE(Until([&] { return !cluster_->host(0).view.Contains(cluster_->host(host).id); }))
-        << Trouble();
-  }
-  StartWorld(1, {0});
-  EXPECT_EQ(Latest(1, 0), std::nullopt);
-}
-
 // Node 3 is drained in the view in which the roster was made, and returns while node 0 is away. Of a step that was told
 // COMMITTED the other members have no good copy of one shard. Node 3 counted as one of the nodes of the roster that was
 // made without it, so no node seemed to be missing, and the older step was offered at once.
