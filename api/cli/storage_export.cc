@@ -172,12 +172,22 @@ Status Export(const StorageOptions& options) {
   return StepExport(*from, *to, step->job, step->name).Run();
 }
 
+std::string ArenaDirectory() {
+  const char* told = std::getenv("ROPETEAM_ARENA_PATH");
+  return told != nullptr && told[0] != '\0' ? told : "/dev/shm";
+}
+
+// Those of this job on this node.
+std::vector<ArenaListing> ArenasOf(const std::string& job) {
+  std::vector<ArenaListing> arenas = ListArenas(ArenaDirectory());
+  std::erase_if(arenas, [&](const ArenaListing& each) { return each.job != job; });
+  return arenas;
+}
+
 // The arena that the job of the options has left on this node. kUnavailable: there is none, or there are several.
 Result<ArenaListing> FindEnded(const StorageOptions& options) {
-  const char* told = std::getenv("ROPETEAM_ARENA_PATH");
-  const std::string directory = told != nullptr && told[0] != '\0' ? told : "/dev/shm";
-  std::vector<ArenaListing> arenas = ListArenas(directory);
-  std::erase_if(arenas, [&](const ArenaListing& each) { return each.in_use || each.job != options.job; });
+  const std::string directory = ArenaDirectory();
+  const std::vector<ArenaListing> arenas = ArenasOf(options.job);
   if (arenas.size() == 1) return arenas.front();
   if (arenas.empty())
     return Error(Code::kUnavailable,
@@ -212,6 +222,8 @@ int ExportFromEnded(const ArenaListing& arena, const std::vector<std::string>& a
                                   "0",
                                   "--replicas",
                                   "0",
+                                  "--keep-steps",  // nothing is released
+                                  std::to_string(kKeepStepsMax),
                                   "--arena-path",
                                   arena.path.substr(0, arena.path.rfind('/')),
                                   "--",
@@ -236,7 +248,9 @@ int StorageExportCommand(const std::vector<std::string>& arguments) {
   if (DoneWithOptions("export", options, kHelp, &code)) return code;
   if (options->url.empty() && options->socket.empty() && !options->job.empty()) {
     const auto timeout_ms = std::chrono::milliseconds(options->timeout).count();
-    if (!ChooseSocket(DaemonOf(*options), timeout_ms).ok()) {
+    const std::vector<ArenaListing> arenas = ArenasOf(options->job);
+    const bool runs = std::any_of(arenas.begin(), arenas.end(), [](const auto& each) { return each.in_use; });
+    if (!runs && !ChooseSocket(DaemonOf(*options), timeout_ms).ok()) {
       const Result<ArenaListing> ended = FindEnded(*options);
       return ended.ok() ? ExportFromEnded(*ended, arguments) : Fail("export", ended.status());
     }

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "api/cli/storage_steps.h"
 
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
+#include <filesystem>
+#include <system_error>
 #include <tuple>
 #include <unordered_set>
 
@@ -49,8 +48,9 @@ Result<StoragePlace> OpenDestination(const std::string& url, std::chrono::second
   Result<StoragePlace> place = OpenStorage(url, timeout);
   const Result<storage::Url> parsed = storage::ParseUrl(url);
   if (place.status().code() != Code::kNotFound || !parsed.ok()) return place;
-  if (mkdir(parsed->path.c_str(), 0777) != 0 && errno != EEXIST)
-    return ErrnoError(errno, "mkdir %s", parsed->path.c_str());
+  std::error_code error;
+  std::filesystem::create_directories(parsed->path, error);
+  if (error) return ErrnoError(error.value(), "mkdir %s", parsed->path.c_str());
   return OpenStorage(url, timeout);
 }
 

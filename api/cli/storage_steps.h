@@ -47,7 +47,7 @@ struct StoragePlace {
   storage::Deadline CallDeadline() const { return std::chrono::steady_clock::now() + timeout; }
 };
 Result<StoragePlace> OpenStorage(const std::string& url, std::chrono::seconds timeout);
-// The same for a place to write to: makes the directory if only its last component is missing.
+// The same for a place to write to: makes the directory if it is missing.
 Result<StoragePlace> OpenDestination(const std::string& url, std::chrono::seconds timeout);
 
 // The job that was given, or the only one there. kNotFound: there is none; kInvalidArgument: several, which are named.

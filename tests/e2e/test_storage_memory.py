@@ -102,7 +102,8 @@ def test_a_job_is_named_and_may_have_ended(tmp_path):
     save.write_text(
         "import subprocess, sys, ropeteam\n"
         "with ropeteam.open() as rope:\n"
-        "    rope.save(7, {'a': b'1' * 100_000}, wait=ropeteam.Level.COMMITTED)\n"
+        "    for step in (4, 5, 6, 7):\n"
+        "        rope.save(step, {'a': b'1' * 100_000}, wait=ropeteam.Level.COMMITTED)\n"
         "subprocess.run(sys.argv[1:], check=True)\n"
     )
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
@@ -118,12 +119,13 @@ def test_a_job_is_named_and_may_have_ended(tmp_path):
 
         running, ended = tmp_path / "a" / "b", tmp_path / "c" / "d"
         export = [str(ROPETEAM), "export", "latest", str(running), "--job", job]
-        ours("run", "--job", job, "--memory", "64M", "--", sys.executable, str(save), *export)
+        ours("run", "--job", job, "--memory", "64M", "--keep-steps", "4", "--", sys.executable, str(save), *export)
         [arena] = pathlib.Path(shared).iterdir()
         told = ours("export", "latest", str(ended), "--job", job)
         assert f"job {job} has ended: reading the arena {arena} that it has left" in told
         assert without_time(snapshot(ended)) == without_time(snapshot(running)) != {}
         assert list(pathlib.Path(shared).iterdir()) == [arena]
+        ours("export", "4", str(ended), "--job", job)  # the export before it has released nothing
         told = ours("export", "latest", str(ended), "--job", f"{job}x", code=1)
         assert f"job {job}x neither runs here nor has left an arena in {shared}" in told
 
