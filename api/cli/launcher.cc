@@ -254,10 +254,18 @@ std::string VariableOf(const std::string& option) {
 std::string JobOf(const std::vector<std::string>& command, const std::string& directory) {
   constexpr std::string_view kScript = ".py";
   constexpr size_t kNameBytes = 40;
+  const auto base = [](const std::string& path) { return path.substr(path.rfind('/') + 1); };
+  // What stands before the script of a launcher says how it is run, and not what.
+  const std::string program = base(command[0]);
+  const bool launches = program.starts_with("python") || program == "torchrun" || program == "accelerate" ||
+                        program == "deepspeed" || program == "ft_launcher";
   size_t first = 0;
-  for (size_t i = 1; i < command.size() && first == 0; ++i)
-    if (command[i].ends_with(kScript) || command[i - 1] == "-m") first = i;
-  std::string name = command[first].substr(command[first].rfind('/') + 1);
+  for (size_t i = 1; launches && i < command.size() && first == 0; ++i) {
+    const bool module = command[i - 1] == "-m" || command[i - 1] == "--module";
+    const bool launcher = command[i] == "torch.distributed.run" || command[i] == "torch.distributed.launch";
+    if (command[i].ends_with(kScript) || (module && !launcher)) first = i;
+  }
+  std::string name = base(command[first]);
   if (name.ends_with(kScript)) name.resize(name.size() - kScript.size());
   name.resize(std::min(name.size(), kNameBytes));
   for (char& c : name)

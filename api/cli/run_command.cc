@@ -184,11 +184,12 @@ void PrintWhatStays(const std::string& job, const std::string& arena) {
   struct stat info {};
   constexpr uint64_t kBlock = 512;
   if (arena.empty() || stat(arena.c_str(), &info) != 0) return;
-  std::fprintf(stderr,
-               "ropeteam run: %s of memory stay in %s, and the next run of job %s goes on from there; "
-               "`ropeteam clean --job %s` frees them\n",
-               FormatSize(static_cast<uint64_t>(info.st_blocks) * kBlock).c_str(), arena.c_str(), job.c_str(),
-               job.c_str());
+  std::fprintf(
+      stderr,
+      "ropeteam run: %s of memory stay in %s for the next run of job %s; `ropeteam clean --job %s` frees "
+      "what it has on this node\n",
+      FormatSize(static_cast<uint64_t>(info.st_blocks) * kBlock).c_str(), arena.c_str(), job.c_str(),
+      job.c_str());
 }
 
 std::map<std::string, std::string> CommandEnvironment(const RunOptions& options, const std::string& socket,

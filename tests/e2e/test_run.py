@@ -135,7 +135,7 @@ def test_one_node_is_told_that_no_copy_survives_it_and_that_a_former_run_is_ther
     assert (first.returncode, first.stdout) == (0, "0\n"), first.stderr
     warning, stays = told(first)[1:]
     assert stays.startswith("ropeteam run: 64.0 MiB of memory stay in /dev/shm/ropeteam-")
-    assert stays.endswith("and the next run of job test goes on from there; `ropeteam clean --job test` frees them")
+    assert stays.endswith("for the next run of job test; `ropeteam clean --job test` frees what it has on this node")
     assert "replicas 0, no copy of what is saved survives this node" in warning
     assert "--nodes N" in warning
     second = run_ropeteam(sys.executable, "-c", SAVE_ONE)

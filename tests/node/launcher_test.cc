@@ -248,6 +248,14 @@ TEST(JobOf, AnotherCommandLineIsAnotherJobAndTheSameOneGoesOn) {
             JobOf({"python", "sweep.py", "0.1"}, "/home/a"));
   // The number of processes is not the program's.
   EXPECT_EQ(JobOf({"torchrun", "--nproc-per-node", "4", "sweep.py", "0.1"}, "/home/a"), job);
+  EXPECT_EQ(
+      JobOf({"/usr/bin/python3", "-m", "torch.distributed.run", "--nproc-per-node", "2", "sweep.py", "0.1"},
+            "/home/a"),
+      job);
+  EXPECT_EQ(JobOf({"torchrun", "--module", "train", "1"}, "/"), JobOf({"python", "-m", "train", "1"}, "/"));
+  // What is no launcher counts as a whole.
+  EXPECT_NE(JobOf({"bash", "run1.sh", "conf.py"}, "/"), JobOf({"bash", "run2.sh", "conf.py"}, "/"));
+  EXPECT_NE(JobOf({"/bin/echo", "-m", "10"}, "/"), JobOf({"/usr/bin/printf", "-m", "10"}, "/"));
 }
 
 TEST(JobOf, IsTheNameOfTheProgramInPlainLetters) {
