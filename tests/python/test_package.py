@@ -108,8 +108,9 @@ def test_options_reach_the_library(fake):
     "variables, expected",
     [
         ({}, (0, 1)),  # no launcher: the only rank
-        ({"SLURM_NTASKS": "1"}, (0, 1)),
-        ({"SLURM_NTASKS": "2"}, (7, 8)),  # one of several, and the library says that RANK is missing
+        ({"SLURM_NTASKS": "8"}, (0, 1)),  # a shell of an allocation
+        ({"SLURM_STEP_NUM_TASKS": "1"}, (0, 1)),
+        ({"SLURM_STEP_NUM_TASKS": "2"}, (7, 8)),  # one of several, and the library says that RANK is missing
         ({"RANK": "3"}, (7, 8)),
         ({"WORLD_SIZE": "3"}, (7, 8)),
     ],
@@ -117,7 +118,7 @@ def test_options_reach_the_library(fake):
 def test_rank_and_world_default_to_the_library_s_reading_of_the_environment(
     fake, monkeypatch, variables, expected
 ):
-    for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+    for name in ("RANK", "WORLD_SIZE", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

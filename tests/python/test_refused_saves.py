@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+
 import pytest
 
 import ropeteam
@@ -103,19 +106,44 @@ def test_two_threads_at_once_are_told_so(rope):
     ckpt = rt.Checkpointer(model=torch.nn.Linear(1, 1), extra={"at": 0}, client=rope)
     refused = []
 
-    class FromAnotherThread:
+    def save():
+        with pytest.raises(ropeteam.InvalidArgument, match="two threads use this Checkpointer at once") as error:
+            ckpt.save(2)
+        refused.append(error)
+
+    class DuringTheSave:
         def state_dict(self):
-            with pytest.raises(
-                ropeteam.InvalidArgument, match="two threads use this Checkpointer at once"
-            ) as error:
-                ckpt.save(2)
-            refused.append(error)
+            thread = threading.Thread(target=save)
+            thread.start()
+            thread.join()
             return {}
 
         def load_state_dict(self, state):
             pass
 
-    # A save inside of a save stands for one of another thread.
-    ckpt._others["scheduler"] = FromAnotherThread()
+    ckpt._others["scheduler"] = DuringTheSave()
     assert ckpt.step(1) and len(refused) == 1
     assert ckpt.stats.saved == 1
+
+
+def test_a_signal_handler_may_save_in_the_middle_of_a_save(rope):
+    ckpt = rt.Checkpointer(model=torch.nn.Linear(1, 1), extra={"at": 0}, client=rope)
+    saved = []
+
+    class Interrupted:
+        def state_dict(self):
+            if not saved:
+                saved.append(None)
+                signal.raise_signal(signal.SIGUSR1)
+            return {}
+
+        def load_state_dict(self, state):
+            pass
+
+    ckpt._others["scheduler"] = Interrupted()
+    former = signal.signal(signal.SIGUSR1, lambda *_: saved.append(ckpt.save(2)))
+    try:
+        ckpt.step(1)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert saved == [None, True]

@@ -7,6 +7,7 @@ import ctypes
 import enum
 import logging
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -115,12 +116,17 @@ def open(
     )
 
 
-#: The numbers of processes that launchers set which do not set RANK.
-_COUNTS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+#: The numbers of processes that launchers set which do not set RANK. Slurm's SLURM_NTASKS is also set in a shell of an
+#: allocation, where one process runs.
+_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def _is_alone() -> bool:
-    """Whether no launcher has started this process as one of several."""
+    """Whether no launcher has started this process as one of several, nor a program that has formed a group."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        if distributed.get_world_size() > 1:
+            return False
     return not any(os.environ.get(name) for name in ("RANK", "WORLD_SIZE")) and all(
         os.environ.get(name, "1") in ("", "1") for name in _COUNTS
     )

@@ -161,7 +161,7 @@ class Checkpointer:
         self._stride, self._commits_in_a_row = 1, 0
         self._failures_in_a_row, self._gave_up_waiting = 0, False
         self._stale = self._finished = False
-        self._busy = threading.Lock()  # held by the thread that saves or loads
+        self._busy = threading.RLock()  # held by the thread that saves or loads; its signal handlers may save
         flatten(self._plain_state())  # raises TypeError now, not at every save
         self._own, self._used = client is None, False
         self._client = client
@@ -541,7 +541,7 @@ class Checkpointer:
             self._failed(
                 self._pending[-1], DeadlineExceeded("it is saved, and was not committed before the end")
             )
-        if self._untrained is not None and not self._finished:
+        if self._untrained is not None and not self._finished and self._rank == 0:
             _log.warning(
                 "step %d was restored, and this run has trained no step after it: if it is another run than the "
                 "one that saved it, give it another name (ropeteam run --job), or free that memory first "
