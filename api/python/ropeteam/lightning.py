@@ -41,7 +41,8 @@ class RopeteamCheckpointIO(TorchCheckpointIO):  # type: ignore[misc]
     callback: the trainer needs it in addition to the plugin. It saves the random generators and the parts of
     ranks for which Lightning does not call the plugin.
 
-    A save that fails is a warning, and training continues; see ropeteam.torch.Checkpointer.
+    A save that fails is a warning, and training continues; what can never be saved raises. See
+    ropeteam.torch.Checkpointer.
     """
 
     def __init__(

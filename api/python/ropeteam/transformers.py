@@ -65,7 +65,7 @@ class RopeteamCallback(transformers.TrainerCallback):  # type: ignore[misc]
     the newest checkpoint in output_dir, as without Ropeteam. If that is missing, too, it starts from the
     beginning. "…/checkpoint-300" means step 300 if there is no such directory.
 
-    A save that fails is a warning, and training continues; see Checkpointer.
+    A save that fails is a warning, and training continues; what can never be saved raises. See Checkpointer.
     """
 
     def __init__(
