@@ -381,7 +381,7 @@ TEST_F(ArenaFileTest, FaultingInTellsHowFarItIs) {
 TEST_F(ArenaFileTest, AutoCountsWhatNobodyUsesAsFreeAndSaysSo) {
   const std::string mount_point = directory_ + "/fixed";
   ASSERT_EQ(mkdir(mount_point.c_str(), 0700), 0);
-  if (mount("ropeteam-test", mount_point.c_str(), "tmpfs", 0, "size=64m") != 0) {
+  if (mount("ropeteam-test", mount_point.c_str(), "tmpfs", 0, "size=128m") != 0) {
     (void)rmdir(mount_point.c_str());
     GTEST_SKIP() << "mounting a tmpfs needs privileges: " << std::strerror(errno);
   }
@@ -394,10 +394,10 @@ TEST_F(ArenaFileTest, AutoCountsWhatNobodyUsesAsFreeAndSaysSo) {
   {
     const Result<std::unique_ptr<ArenaFile>> first = open("first", &note);
     ASSERT_TRUE(first.ok()) << first.status().ToString();
-    EXPECT_EQ((*first)->memory().size(), 16u << 20) << "a quarter of what is free";
+    EXPECT_EQ((*first)->memory().size(), 32u << 20) << "a quarter of what is free";
     const Result<std::unique_ptr<ArenaFile>> beside = open("beside", &note);
     ASSERT_TRUE(beside.ok()) << beside.status().ToString();
-    EXPECT_EQ((*beside)->memory().size(), 12u << 20) << "what is in use is not free";
+    EXPECT_EQ((*beside)->memory().size(), 24u << 20) << "what is in use is not free";
     EXPECT_EQ(note, "");
     ASSERT_TRUE(RemoveArena(mount_point + "/" + ArenaFileName("beside", "node")).code() ==
                 Code::kAlreadyExists);
@@ -406,8 +406,8 @@ TEST_F(ArenaFileTest, AutoCountsWhatNobodyUsesAsFreeAndSaysSo) {
   {
     const Result<std::unique_ptr<ArenaFile>> next = open("next", &note);
     ASSERT_TRUE(next.ok()) << next.status().ToString();
-    EXPECT_EQ((*next)->memory().size(), 16u << 20) << "a quarter of what is free and of what is left behind";
-    EXPECT_THAT(note, HasSubstr("unused arenas hold 16.0 MiB"));
+    EXPECT_EQ((*next)->memory().size(), 32u << 20) << "a quarter of what is free and of what is left behind";
+    EXPECT_THAT(note, HasSubstr("unused arenas hold 32.0 MiB"));
     EXPECT_THAT(note, HasSubstr("ropeteam clean --all-ended"));
   }
   EXPECT_EQ(umount(mount_point.c_str()), 0);
