@@ -7,7 +7,7 @@ import random
 import sys
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Union
 
 import torch
@@ -180,8 +180,9 @@ class Loaded:
     metadata: dict[str, Any]  # of the rank whose shard was read; empty if it gave none
     missing: tuple[str, ...] = ()  # with strict=False: state that was not saved, and is unchanged
     unexpected: tuple[str, ...] = ()  # with strict=False: state that was saved and has no place here
-    bytes: int = 0  # of the tensors that were read
-    origins: frozenset[str] = frozenset()  # where they were: see View.origin
+    # Of the tensors that were read: how much, and where they were (View.origin). Two loads of one state may differ in it.
+    bytes: int = field(default=0, compare=False)
+    origins: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 def load_state(
