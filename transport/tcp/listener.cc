@@ -106,11 +106,11 @@ void TcpTransport::Expel(Inbound* stranger) {
 
 void TcpTransport::ReadHello(Inbound* inbound) {
   const int fd = inbound->fd.get();
-  const bool judged = inbound->received >= sizeof(Hello);
   ssize_t count = 1;
-  if (!judged) count = ReceiveGreeting(fd, &inbound->hello, &inbound->received, sizeof(Hello));
-  if (!judged && count > 0) {
-    if (const char* refusal = admission_.Refusal(inbound->hello, &inbound->welcome)) {
+  if (inbound->received < sizeof(Hello)) {
+    count = ReceiveGreeting(fd, &inbound->hello, &inbound->received, sizeof(Hello));
+    const char* refusal = count > 0 ? admission_.Refusal(inbound->hello, &inbound->welcome) : nullptr;
+    if (refusal != nullptr) {
       LogRefusal(*inbound, refusal);
       return Close(inbound);
     }
