@@ -46,8 +46,7 @@ struct CleanOptions {
 
 Result<CleanOptions> Parse(const std::vector<std::string>& arguments) {
   CleanOptions options;
-  const char* told = std::getenv("ROPETEAM_ARENA_PATH");
-  options.directory = told != nullptr && told[0] != '\0' ? told : "/dev/shm";
+  options.directory = ArenaDirectory();
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& argument = arguments[i];
     const size_t equals = argument.find('=');

@@ -172,11 +172,6 @@ Status Export(const StorageOptions& options) {
   return StepExport(*from, *to, step->job, step->name).Run();
 }
 
-std::string ArenaDirectory() {
-  const char* told = std::getenv("ROPETEAM_ARENA_PATH");
-  return told != nullptr && told[0] != '\0' ? told : "/dev/shm";
-}
-
 // Those of this job on this node.
 std::vector<ArenaListing> ArenasOf(const std::string& job) {
   std::vector<ArenaListing> arenas = ListArenas(ArenaDirectory());
